@@ -133,7 +133,7 @@ class Planned:
         again = (
             "4 x forward - head: blocks are recomputed"
             if self.recompute
-            else "3 x forward: the backward costs 2 x forward"
+            else "3 x forward: the backward pass costs 2 x forward"
         )
         yield line("training", training_flops(config, self.context, self.recompute), again)
         yield line("training by the rule 6 N", 6 * active, "6 x parameters" + ", active ones" * (active != count))
@@ -193,7 +193,7 @@ class Planned:
         matrices = "4 bytes x matrices of blocks, 8 bytes x the rest"
         per = {"adamw": "8 bytes x parameters: two moments"} | dict.fromkeys(MATRIX_OPTIMIZERS, matrices)
         yield line("optimizer", memory.optimizer, per.get(self.optimizer, f"a step of {self.optimizer}, run"))
-        yield line("activations", memory.activations, "dry run: tensors that the forward saves for the backward")
+        yield line("activations", memory.activations, "dry run: tensors saved for the backward pass")
         if memory.holes:
             yield line(
                 "allocator", memory.holes, f"{HOLES:.0%} of gradients and activations: fragmentation of CPU memory"
