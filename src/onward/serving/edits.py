@@ -54,7 +54,8 @@ class Edits(BaseModel):
 
 
 def edited_for(model: Decoder, names: Collection[str], requests: Collection[Request]) -> AbstractContextManager[None]:
-    """A context manager under which these activations are 0 in the batch rows of the engine's `requests` alone."""
+    """A context manager under which the activations `names` are 0 in the batch rows of the engine's `requests`
+    alone."""
 
     def zeroed(x: Tensor, _: Location) -> Tensor:
         rows = ROWS.get()

@@ -50,7 +50,7 @@ def config_of(app: FastAPI, limits: ConnectionLimits, drain: float) -> uvicorn.C
         http=Connections(limits).protocol,  # type: ignore[arg-type]  # a function that makes a protocol
         ws="none",
         log_config=None,
-        log_level="critical",  # the application logs its failures, and connections theirs once per state
+        log_level="critical",  # the application logs its failures, and Connections when its limit is reached
         access_log=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=max(1, round(drain)),

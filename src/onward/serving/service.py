@@ -233,7 +233,7 @@ class Service:
             self.worker.cancel(job)
 
 
-@lru_cache(maxsize=1000)  # each note once
+@lru_cache(maxsize=1000)  # so that each note is logged once
 def log_note(note: str) -> None:
     if note:
         LOG.warning(note)

@@ -65,7 +65,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis, which maps values (N,) to pixels; values outside `low` to `high` are drawn at the edge."""
+    """A vertical axis, which maps values (N,) to pixels; values below `low` or above `high` are drawn at the edge."""
 
     frame: Frame
     low: float

@@ -1,7 +1,7 @@
 """Published figures of other models, to compare with those of a model of similar size. Does not import torch.
 
-Each has its source. Figures of one task are comparable only if they were measured in the same way: the suite and the
-number of examples are part of the comparison.
+Each figure has its source. Figures of one task are comparable only if they were measured in the same way: the suite and
+the number of examples are part of the comparison.
 """
 
 from collections.abc import Iterator
