@@ -100,7 +100,7 @@ def ours_with(base: Path, init: Initialization, fields: dict[str, Any]) -> tuple
 
 
 def cycled() -> Any:
-    """The batches of `batches`, repeated, in the form that `explained_variance` reads."""
+    """The batches of `batches`, repeated, as `explained_variance` reads them."""
     for _ in range(100):
         for batch in batches():
             yield batch["input_ids"], None, batch["labels"] != -100
