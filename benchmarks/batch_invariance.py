@@ -34,7 +34,7 @@ def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
 
 
 def models(vocabulary: int, weights: list[str]) -> Iterator[tuple[str, onward.Decoder]]:
-    """Yield a model with random weights, then the same model after training; only those named in `weights`."""
+    """Yield the models named in `weights`: "random", then "trained", which is the same model after training."""
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(vocabulary, d_model=64, n_layers=2, n_heads=4))
     plain = model.head.weight.detach().clone()

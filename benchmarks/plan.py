@@ -3,7 +3,7 @@
 
 For each model, with random weights, in one process: predicted and measured tokens per second, and their ratio, for
 decoding (each precision, one and several rows) and training. The plan is calibrated first. Decoding is expected within
-a factor of 1.5. Takes about two minutes.
+a factor of 1.5. The command takes about two minutes.
 """
 
 import sys
