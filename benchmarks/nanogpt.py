@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("what", choices=["speed", "recipe"])
     parser.add_argument("--nanogpt", default="nanoGPT", help="the folder of nanoGPT's repository")
     parser.add_argument("--shakespeare", default=str(SHARED / "tinyshakespeare.txt"), help="the text tinyshakespeare")
-    parser.add_argument("--rounds", type=int, default=30, help="timed steps of each")
+    parser.add_argument("--rounds", type=int, default=30, help="timed steps of each program")
     options = parser.parse_args()
     folder = Path(options.nanogpt)
     if not (folder / "train.py").exists():

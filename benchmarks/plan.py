@@ -28,7 +28,7 @@ MODELS = "mini", "small", "gpt2"  # the calibration runs the first two, but not 
 BATCHES = 1, 8
 CPU = torch.device("cpu")
 PROMPT, NEW, CONTEXT = 64, 64, 128
-SECONDS = 1.5  # of a case
+SECONDS = 1.5  # duration of a case
 
 
 def decoding(name: str, machine: Machine) -> Iterator[tuple[str, float, float]]:

@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--tables", choices=TABLES, nargs="+", default=TABLES)
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is reported")
     parser.add_argument("--threads", type=int, default=2, help="threads of the engine and of onward serve")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model here")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model in FOLDER")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

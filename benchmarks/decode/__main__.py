@@ -36,8 +36,8 @@ from tempfile import TemporaryDirectory
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
-    parser.add_argument("--precisions", nargs="+", metavar="P", help="of f32, bf16, int8, int4; default: all")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="sections to run; default: all")
+    parser.add_argument("--precisions", nargs="+", metavar="P", help="some of f32, bf16, int8, int4; default: all")
     parser.add_argument("--families", nargs="+", metavar="F", help="families of the section `families`; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case; the median is reported")
     parser.add_argument("--threads", type=int, default=2)

@@ -24,7 +24,7 @@ class Precision:
 
     dtype: torch.dtype
     gguf: str
-    quantize: Literal["int8", "int4"] | None = None  # of onward.load; None: weights in `dtype`
+    quantize: Literal["int8", "int4"] | None = None  # argument of onward.load; None: weights in `dtype`
 
 
 PRECISIONS = {

@@ -29,8 +29,8 @@ class Peer(ABC):
     """A model in one library and precision."""
 
     name: str
-    all_bytes: int  # of the weights
-    weight_bytes: int  # of the weights that one decoding step reads: all except an embedding that is not also the head
+    all_bytes: int  # bytes of the weights
+    weight_bytes: int  # bytes of weights that a decoding step reads: all except an embedding that is not also the head
     cache_bytes: int  # bytes of the cache per token
 
     @abstractmethod
