@@ -23,7 +23,7 @@ WORDS = {"cat": "an animal", "oak": "a tall old tree", "rose": "a red flower", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model, an adapter trained to answer, the merged model, and the chats."""
+    """A base model, an adapter trained to answer, and the chats."""
     folder = tmp_path_factory.mktemp("chats")
     talks = [[("user", f"{word}?"), ("assistant", f"It is {answer}.")] for word, answer in WORDS.items()]
     rows = [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in talks]
