@@ -27,7 +27,7 @@ from onward.base.limits import limit_memory
 from onward.checkpoint.weights import DTYPE_NAMES, fill
 from onward.hub.names import FILES, INDEX
 
-ROOM = 1 << 30  # bytes that the process may allocate in addition to twice those of the largest file
+ROOM = 1 << 30  # bytes that the process may allocate in addition to twice the size of the largest file
 PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 

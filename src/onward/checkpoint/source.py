@@ -43,7 +43,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def family(self) -> tuple[Family, DecoderConfig]:
-        """The family and config of the model; opens no file of weights."""
+        """The family and config of the model; reads no weights."""
 
     @abstractmethod
     def stored(self) -> Mapping[str, StoredTensor]:

@@ -23,7 +23,7 @@ GROUPS = {
         "generate": "prompt -> logits -> next token -> text",
         "chat": "a conversation, turn by turn",
         "serve": "models behind the API of OpenAI",
-        "evaluate": "loss, perplexity and bits per byte of a model on a text; its scores at tasks",
+        "evaluate": "loss, perplexity and bits per byte of a model on a text; its scores on tasks",
         "prompt": "how examples in a prompt change the probabilities of answers",
     },
     "look inside": {

@@ -24,7 +24,8 @@ FOLD = 64  # number of 64-bit words per sum of a checksum
 
 def marks(model: Decoder) -> tuple[object, ...]:
     """Return numbers and settings that differ after a hook was registered (on anything in this process), behavior was
-    attached to the model or detached from it, or a setting of PyTorch has changed; the number of hooks comes first."""
+    attached to the model or detached from it, or a setting of PyTorch has changed; the number of hooks registered so
+    far comes first."""
     return RemovableHandle.next_id, version(model), *ambient(model)
 
 
@@ -90,8 +91,8 @@ class Snapshot:
         return True
 
     def versions(self) -> list[int]:
-        """Return PyTorch's version counter of each tensor of the model, to detect changed weights. Each in-place
-        operation increases it; changes through `data` or NumPy do not."""
+        """Return PyTorch's version counter of each tensor of the model, except inference tensors, to detect changed
+        weights. Each in-place operation increases it; changes through `data` or NumPy do not."""
         return [tensor._version for tensor in self.versioned]
 
     @property
@@ -124,7 +125,7 @@ class Snapshot:
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """Return a hash of the structure and the weights of a model; None while the model has hooks or edits. The processes
+    """Return a hash of the structure and the weights of a model, or None as `Snapshot.fingerprint` does. The processes
     of a tensor axis that divides the model call this together, and must not have added hooks or edits."""
     return fingerprint_of_parts(model) if tensor_axis(model) > 1 else Snapshot(model).fingerprint()
 
@@ -146,7 +147,7 @@ def fingerprint_of_parts(model: Decoder) -> str:
 
 def checksum(tensor: Tensor) -> bytes:
     """Return a hash of a tensor's bytes, limited only by the memory bandwidth: sums of 64-bit words, modulo 2 ** 64,
-    along two directions, so that a different order gives a different hash."""
+    along two directions, so that the order of the words matters."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

@@ -119,7 +119,8 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}; {} if it stores none. Those of a part of your own are found in a trial forward."""
+        (n_kv_heads, d_head), ...}; {} if it stores none. Those of a part of your own are found in a trial forward
+        pass."""
         return {}
 
     def heads(self, config: ConfigFields) -> HeadSizes:

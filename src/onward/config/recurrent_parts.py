@@ -30,7 +30,8 @@ class Recurrent(Attention, kind=""):
         raise NotImplementedError
 
     def state_flops(self, config: ConfigFields) -> int:
-        """Return the operations of a step's products: addition and reading, and with `corrects` one more reading."""
+        """Return the operations per token: an addition to the state, a reading and, with `corrects`, one more
+        reading."""
         numbers = math.prod(self.states(config).get("state", ((0,), None))[0])
         return numbers * (6 if self.corrects else 4)
 

@@ -32,7 +32,7 @@ class Cleaning(Filters):
     """Which documents to drop: those that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that equal an earlier one
-    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; recall > 95 %
+    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; recall 95 %
 
     def __post_init__(self) -> None:
         if self.near is not None and not 0 < self.near <= 1:

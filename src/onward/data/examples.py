@@ -68,7 +68,7 @@ class Encoder:
         self.labels: tuple[str, ...] = ()  # the classes of `classified`, which are known after its first table
 
     def document(self, text: str) -> TokenSequence:
-        """The text between the beginning-of-text and end tokens; all tokens are trained."""
+        """The text between the beginning-of-text and end tokens of the tokenizer, if any; all tokens are trained."""
         check_text(text, "text")
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
         return TokenSequence(tokens, [True] * len(tokens))

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
 READABLE = TEXT | KINDS.keys() | {".parquet"}  # suffixes of the files that are read in a folder
-MOST_MARKUP = 1 << 28  # bytes of a file whose text is extracted, which is in memory whole
+MOST_MARKUP = 1 << 28  # maximum number of bytes of a file whose text is extracted, because it is read whole
 COMPRESSED = ".gz", ".bz2", ".xz", ".zst"
 ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"
 OTHER_DOCUMENTS = ".doc", ".odt", ".rtf", ".pptx", ".ppt", ".xlsx", ".xls", ".mobi", ".azw3", ".djvu", ".chm"
@@ -85,8 +85,8 @@ class SourcePiece:
         return len(self.text) + sum(map(len, self.records))
 
     def documents(self, field: str, found: Extraction | None = None) -> Iterator[str]:
-        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. The formats of extracted markup
-        are added to `found`."""
+        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. Counts of the documents with
+        extracted text are added to `found`."""
         found = Extraction() if found is None else found
         if self.kind:
             text, lines = without_lines(extracted(self.kind, self.text, self.name), self.repeated)

@@ -48,7 +48,7 @@ class LoraConfig:
 
 def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
     if values.get("peft_type") != "LORA":
-        raise UserError(f"{path.parent} is a {values.get('peft_type')} adapter: Onward reads LORA")
+        raise UserError(f"Cannot read {path.parent}, a {values.get('peft_type')} adapter: Onward reads only LORA")
     known = field_types(LoraConfig)
     for key, value in values.items():
         if key not in known and not WITHOUT_EFFECT.fullmatch(key) and value not in (None, False, "none", "", [], {}):

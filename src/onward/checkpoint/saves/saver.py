@@ -6,10 +6,10 @@ RUN/                    a model folder: config.json and model.safetensors are th
     step-0000100/       a save; its folder exists only when it is complete
       config.json, model.safetensors    the model for use, with averaged weights if the run averages them; a run that
                                         trains adapters has the files of an adapter instead, and one that trains a draft
-                                        head those of the head; state.safetensors holds every tensor of the trainer
+head those of the head, and then state.safetensors holds every tensor of the trainer
       state.safetensors                 the other tensors of the trainer, for trainable parameters only
-      progress.json                     the step, the position in the data, and other numbers
-      checksums.json                    the SHA-256 of each of these files
+      progress.json                     the step, the position in the data, and other values
+      checksums.json                    the SHA-256 of each file above
 """
 
 import math
@@ -70,8 +70,7 @@ class Saver:
         """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller continues.
 
         Waits for the previous write first. `hf` contains keys for config.json in addition to those of the architecture.
-        model.safetensors gets the averages (the weights, if there are no averages) and the frozen parameters;
-        state.safetensors gets the other tensors. A step that is already saved is not written again; the run folder then
+         A step that is already saved is not written again; the run folder then
         gets its model.
         """
         self.finish()
@@ -150,7 +149,7 @@ class Saver:
                     self.fail(f"{failed}: the folder has been moved or removed")
             except Exception as error:  # training continues after any error
                 reason = getattr(error.__cause__ or error, "strerror", None) or error
-                self.fail(f"{failed}: {reason}; the saves before are kept")
+                self.fail(f"{failed}: {reason}; earlier saves are kept")
 
         self.pending = self.thread.submit(attempt)
 

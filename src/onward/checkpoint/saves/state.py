@@ -21,15 +21,15 @@ class TrainerState:
 
     `tensors` are named after the trainable parameters:
       weight/PARAMETER         the parameter
-      buffer/NAME              a tensor of an adapter that is not trained
-      average/PARAMETER        its moving average, where the trainer keeps one
-      optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
+      buffer/NAME              an untrained tensor of an adapter
+      average/PARAMETER        the moving average of the parameter, if the trainer keeps one
+      optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for the parameter
       loss/NAME                a tensor that the loss keeps between steps
-      loss/I/NAME              a tensor that it keeps for the batches of one process, the I-th with its own batches
-      number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
+      loss/I/NAME              a tensor that the loss keeps in the I-th process with batches of its own
+    number/KEY/PARAMETER a number that the optimizer keeps for the parameter, or number/KEY/OPTIMIZER.GROUP for a group
 
-    These names do not depend on how many processes train: a divided parameter (DTensor) has one entry. Frozen
-    parameters have weights if the model does not have their values yet.
+    Except those of losses, the names do not depend on how many processes train: a divided parameter (DTensor) has one
+    entry. Frozen parameters have a weight/ entry only if their values in the model are deferred.
     """
 
     tensors: Mapping[str, Tensor]

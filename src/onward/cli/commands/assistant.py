@@ -22,8 +22,8 @@ from onward.config.ranges import Share, Size, SizeOrZero
 
 ABOUT = """\
 Make an assistant that knows your documents: examples from their passages, an adapter (QLoRA) on a model, and an
-evaluation against this model. Each step is a command, which is printed. To continue an interrupted command, run it
-again.
+evaluation against this model. Training and evaluation are commands, which are printed. To continue an interrupted
+command, run it again.
 
 examples:
   onward assistant docs/ --base runs/quickstart --time 3m
@@ -178,7 +178,7 @@ def trained(options: Options, out: Path) -> int:
 
 
 def called(options: Options, command: str, words: Sequence[str]) -> dict[str, Any]:
-    """Run a command; return the JSON that it prints, or {} if it has no option --json."""
+    """Run a command; with --json, return the JSON that it prints, if any; otherwise {}."""
     main = module_of(command).main
     words = [*words, *(["--json"] if options.json and command == "evaluate" else [])]
     say(f"$ {join(['onward', command, *words])}")

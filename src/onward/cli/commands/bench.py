@@ -72,7 +72,8 @@ def main(argv: Sequence[str]) -> None:
 
     if options.revision and has_random_weights(options.model):
         raise UserError(
-            f"revision is {options.revision!r}, but {options.model} gets random weights: leave out --revision"
+            f"Cannot load revision {options.revision!r} of {options.model}, which gets random weights: leave out "
+            "--revision"
         )
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -166,9 +167,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
     precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
     for name in precisions:
         if name not in TRAINED:
-            raise UserError(
-                f"precision {name!r} is for generation only: to measure training, choose {' or '.join(TRAINED)}"
-            )
+            raise UserError(f"Cannot measure training with precision {name!r}: choose {' or '.join(TRAINED)}")
     with console.status("arithmetic of this machine") as status:
         speeds, peaks = training_speeds(
             options.model,

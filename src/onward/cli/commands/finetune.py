@@ -117,7 +117,9 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, st
     if "base" not in values:
         raise UserError("no model to fine-tune: name its folder, and then the examples")
     if not values.get("sources"):
-        raise UserError(f"no examples to train {values['base']} on: name a .jsonl, .json, .csv or .parquet after it")
+        raise UserError(
+            f"no examples to train {values['base']} on: name a .jsonl, .json, .csv or .parquet file after it"
+        )
     config = FinetuneConfig.of(**values)
     if not config.out:
         beside = config.method.beside and Path(config.base).is_dir()

@@ -69,7 +69,7 @@ def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes
         return {CARD: card} | {path: folder / path for path in model_files(folder)}
     if license:
         raise UserError(
-            f"license is {license}, but {folder / CARD} already names a license: change it there, or remove that file"
+            f"Cannot add license {license}, because {folder / CARD} exists: name the license there, or remove that file"
         )
     load_model(folder)  # raises an error before the upload if the model cannot be loaded
     return {path: folder / path for path in model_files(folder)}

@@ -1,4 +1,4 @@
-"""Output of commands: tables and JSON on standard output, everything else on standard error."""
+"""Output of commands: results on standard output, messages on standard error."""
 
 import json
 import sys
@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """Shorten a message longer than about 1,000 characters by removing its middle."""
+    """Shorten a message longer than 1,000 characters by removing its middle."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 

@@ -42,8 +42,8 @@ def kind_of(suffix: str, head: bytes, raw: bool) -> str:
 
 
 def declared_encoding(content: bytes, default: str) -> str:
-    """The encoding that a page declares, by a byte order mark, a `meta` element or an XML declaration; else
-    `default`."""
+    """The encoding that a page declares, by a byte order mark, a `meta` element or an XML declaration; else `default`.
+    Of these, only a byte order mark takes precedence over a `default` other than UTF-8."""
     head = content[:HEAD_BYTES]
     if mark := next((name for mark, name in MARKS.items() if head.startswith(mark)), ""):
         return mark

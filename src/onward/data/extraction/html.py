@@ -2,7 +2,7 @@
 
 Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`, or an
 `article` with more text than the rest), only this content is read; otherwise headers, footers and asides are left out.
-Any page is read, however broken.
+Malformed pages are read, too.
 """
 
 import re

@@ -47,7 +47,7 @@ class Options:
     out: str = ""  # folder for the trained tokenizer
     kind: Literal["bpe", "char", "byte"] = "bpe"  # byte-level BPE, characters, or bytes
     vocab_size: int = 4096  # maximum vocabulary size of a BPE tokenizer
-    data: tuple[str, ...] = ()  # texts to compare, grouped by source, script and kind; default: short built-in texts
+    data: tuple[str, ...] = ()  # texts to compare on, grouped by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
