@@ -98,7 +98,7 @@ How data flows, and the command for each step:
   weights -> another program                                   onward convert runs/mybook mybook.gguf
                                       for everybody to use     onward push runs/mybook me/mybook --license mit
 
-All of it at once, on text that comes with Python:     onward quickstart
+A first model, on text that comes with Python:                 onward quickstart
 Well-known texts to train on:                                  onward data list
 Published decoders and their differences:                      onward models
 The ideas behind them in pictures:                             onward draw mask

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from onward.inspection.references import Reference
 
 ABOUT = """\
-Run a model in every way that Onward supports, and measure each difference from a plain forward pass. The exit status
-is 1 if a difference exceeds rounding.
+Run a model with caches, in batches, with draft tokens and after saving, and measure each difference from a plain
+forward pass. The exit status is 1 if a difference exceeds rounding.
 
 examples:
   onward verify runs/mybook
