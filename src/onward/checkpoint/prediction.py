@@ -1,6 +1,6 @@
 """Loads the layer for multi-token prediction of a published model, as a decoder that drafts for it.
 
-Shapes: B rows, T tokens of each, D d_model.
+Shapes: B rows, T tokens per row, D d_model.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
         precisions={},
     )
     if quantized:
-        raise UserError(f"Cannot draft by mtp, because {path} stores this layer as integers: leave it out")
+        raise UserError(
+            f"Cannot draft by mtp, because {path} stores its layer for multi-token prediction as integers: leave it out"
+        )
     draft.load_state_dict(ours, strict=False, assign=True)
     draft.embed.embed, draft.head = model.embed, model.head  # type: ignore[assignment]
     return draft.eval()

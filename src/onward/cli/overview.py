@@ -33,7 +33,7 @@ GROUPS = {
     },
     "check": {
         "doctor": "common mistakes in any decoder, such as your own or a tutorial's",
-        "verify": "every way to run a model, compared with a plain forward pass",
+        "verify": "ways to run a model, each compared with a plain forward pass",
     },
     "sizes and speed": {
         "plan": "estimated memory, operations, speed and cost of a decoder, each with its formula",

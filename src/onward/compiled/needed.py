@@ -67,7 +67,7 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[StepRecord]:
         reads, writes = reads_and_writes(record)
         if isinstance(record, Write | Attention | Advance) or reads & changing:
             if isinstance(record, Operation) and writes & constant:
-                raise NotCompilable(f"{label(record)} in place of a constant")
+                raise NotCompilable(f"{label(record)} that overwrites a constant")
             changing |= writes
             kept.append((record, reads, writes))
         else:

@@ -1,8 +1,8 @@
 """Records the operations of one decoding step of a model, which `compiled/program.py` compiles.
 
-The model runs as always, over a cache whose layers record writes and attention. A recorded tensor keeps its memory, so
-the operations can be repeated in place, on new tokens and positions.
-Shapes: B rows, T tokens per row, H query heads, K key/value heads, E width of a query, F of a value, R of a tail.
+The model runs as always, over a cache whose layers record what the model does with them. A recorded tensor keeps its
+memory, so the operations can be repeated in place, on new tokens and positions. Shapes: B rows, T tokens per row, H
+query heads, K key/value heads, E width of a query, F of a value, R of a tail.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Advance:
 
 @dataclass(frozen=True, eq=False)
 class Recurred(Advance):
-    """The record of a recurrence over the new tokens (see `model/recurrent/recurrence.py`); y is (B, G, R, T, F)."""
+    """The record of a recurrence over the new tokens; y is (B, G, R, T, F), in the letters of
+    `model/recurrent/recurrence.py`."""
 
     q: Tensor
     k: Tensor
@@ -180,7 +181,7 @@ class RecordedEntry(CacheEntry):
         sinks: Tensor | None,
     ) -> Tensor:
         """Record the attention of q (B, T, H, E) to this entry, the keys, and to the values `v`; returns a tensor
-        (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
+        (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a nonlinear bias."""
         assert self.cache.recorder is not None
         if not mask.linear:
             raise NotCompilable("a nonlinear bias of the scores")

@@ -58,8 +58,8 @@ class DecoderPart(Part):
         """Raise a UserError if a field of this part is out of range or does not fit the sizes of the config."""
 
     def without_repeated_sizes(self, config: ConfigFields) -> Self:
-        """Return this part with 0 in place of sizes that equal those of the config, so that equal decoders have one
-        form."""
+        """Return this part with 0 in place of sizes that equal those of the config, so that equal decoders have equal
+        fields."""
         repeated = [name for name in self.sizes if getattr(self, name) == getattr(config, name)]
         return replace(self, **dict.fromkeys(repeated, 0)) if repeated else self  # type: ignore[type-var]
 

@@ -289,7 +289,7 @@ def is_blank_file(path: Path) -> bool:
 
 
 class NotText(UserError):
-    """Bytes that an encoding cannot decode: `what` names file and position, `advice` the remedy."""
+    """Raised for bytes that are not text in an encoding: `what` names file and position, `advice` the remedy."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")

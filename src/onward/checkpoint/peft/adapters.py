@@ -3,8 +3,8 @@
 Tensors have the names of the base's family, see `adapted_weights.py`: base_model.model.MODULE.lora_A.weight (R, I) and
 lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; for
 trained tokens token_adapter.trainable_tokens_delta (N, D). Fully trained modules, and a classification or value head,
-have their own names, and biases of adapted layers have the name of the base layer. base.json is described in
-`bases.py`.
+have base_model.model.MODULE.weight, and biases of adapted layers base_model.model.MODULE.base_layer.bias. base.json is
+described in `bases.py`.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """{} if none is recorded or its folder is missing."""
+        """The content of best.json; {} if there is none, or if the folder of its save is missing."""
         try:
             best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
             return fields.plain(best) if self.folder(best.step).exists() else {}

@@ -33,7 +33,7 @@ class TrainerState:
     """
 
     tensors: Mapping[str, Tensor]
-    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters) and other numbers
+    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters) and other values
 
 
 def training_tensors(
@@ -113,7 +113,7 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 def own_state(tensors: Mapping[str, Tensor], rank: int, count: int) -> dict[str, Tensor]:
     """Return the tensors of one process from the state of a loss that keeps a state in each process
     (`Loss.of_batches`); `rank` and `count` refer to the processes with batches of their own. Returns no tensors if the
-    state was saved by another number of processes, since it then suits none of them."""
+    state was saved by another number of processes, since it then fits none of the processes."""
     owners = {name.partition("/")[0] for name in tensors}
     own = f"{rank}/" if len(owners) == count else None
     return {name.removeprefix(own): tensor for name, tensor in tensors.items() if own and name.startswith(own)}

@@ -51,7 +51,7 @@ class Options:
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # optimizer, with --train
     prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens in each prompt; default: 128, or half the context
     new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens in each answer; default: 128, or half the context
-    seconds: Annotated[float, Range(0, 3600)] = 10.0  # seconds to measure each number of rows and precision
+    seconds: Annotated[float, Range(0, 3600)] = 10.0  # seconds to measure each combination of batch and precision
     threads: Annotated[int, Range(0, 4096)] = 0  # CPU threads; 0: PyTorch's default
     device: str = "auto"  # auto, cpu, cuda, mps
     out: str = ""  # also draw a roofline, to a file that ends in .svg, .pdf, .png, .html, .json or .csv

@@ -30,7 +30,7 @@ examples:
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
 the model. --accept writes the file despite a known difference of llama.cpp: epsilon (the same epsilon for all norms:
-GLM-4.7-Flash, GLM-5), gelu (the tanh form of GELU: Pythia, Falcon, MPT), phimoe (simpler norms and router:
+GLM-4.7-Flash, GLM-5), gelu (the tanh approximation of GELU: Pythia, Falcon, MPT), phimoe (simpler norms and router:
 Phi-3.5-MoE), ramp (a rounded ramp of YaRN: GPT-OSS), step (no minimum step size: Nemotron-H) or window (no sliding
 window: the first Mistral).
 """

@@ -61,7 +61,7 @@ class Options(FinetuneConfig):
     base: str = ""  # model to start from: a folder or a name on the hub
     sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, their folders or globs, or hf://NAME
     config: str = ""  # a TOML file with any of these options
-    resume: str = ""  # folder of a run to continue; takes no other options
+    resume: str = ""  # folder of a run to continue; only --mesh, --json and --import apply to it
     show: int = 0  # print this many examples, with the trained tokens in color, and exit
     json: bool = False  # print the final figures as JSON
 
@@ -91,7 +91,7 @@ def about(method: type[Method] | None) -> str:
 
 
 def summary_of(method: type[Method]) -> str:
-    """The first sentence of a method's docstring, without the papers that it cites."""
+    """The first clause of a method's docstring, without the papers that it cites."""
     text = " ".join((inspect.getdoc(method) or "").split())
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 

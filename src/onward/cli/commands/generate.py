@@ -83,8 +83,8 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     }
     model: str  # folder of the model, or its name on the hub
     prompt: tuple[str, ...] = ()  # texts to continue; -, or no text if input is piped: standard input
-    prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
-    field: str = "prompt"  # field that contains the prompt in each .jsonl line
+    prompts: str = ""  # a file of prompts: one per line, .jsonl or .parquet; -: the lines of standard input
+    field: str = "prompt"  # field that contains the prompt in each .jsonl line or .parquet row
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next call
     json: bool = False  # print one line of JSON per answer
@@ -178,7 +178,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             prompt_index, index = divmod(number, options.n)
             printed = Printed(prompts[prompt_index], number, len(answers))
             while not request.done:
-                engine.advance()  # no user code runs between steps
+                engine.advance()  # not `step`, which checks the model for changes by user code
                 bar.update(task, completed=sum(one.done for one in answers))
                 if not options.json:
                     printed.add(answer.take())

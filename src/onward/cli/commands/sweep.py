@@ -1,4 +1,4 @@
-"""onward sweep: a run for each value of a field."""
+"""onward sweep: a run for each value of an option."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -42,7 +42,8 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text in which control characters, which could control a terminal, are replaced by U+FFFD."""
+    """Return a text in which characters that could control a terminal, all that are not printable except line breaks
+    and tabs, are replaced by U+FFFD."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 

@@ -243,7 +243,7 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
             raise UserError(f"{word}{unknown} (lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
         return True
 
-    check_not_given(options, (*OF_TEXT, *OF_EXAMPLES), "--tasks asks questions")
+    check_not_given(options, (*OF_TEXT, *OF_EXAMPLES), "tasks ask questions")
     words = [word.strip() for word in COMMAS.split(options.tasks)] if options.tasks else []
     foreign = [word for word in words if is_foreign(word)]
     ours = ", ".join(word for word in words if word not in foreign)

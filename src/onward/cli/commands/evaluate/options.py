@@ -44,7 +44,7 @@ class Options(Loading):
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
-    template: str = ""  # chat template of examples; default: the model's own, or that of another named model
+    template: str = ""  # chat template of examples; default: the model's own, another model's, or a plain one
     page: str = ""  # with --answers: write an .html with the answers of two models side by side, to be judged
     columns: str = ""  # columns of examples to rename, such as prompt=question: Onward's name = the file's name
     ignore: str = ""  # columns of examples to leave out, such as notes,critique

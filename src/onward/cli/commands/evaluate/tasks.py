@@ -98,7 +98,7 @@ def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json:
             }
         )
     else:
-        better = f"\nbetter than {first}, on the same questions"
+        better = f"\nscore minus that of {first}, on the same questions"
         trained_on = f"\nquestions with 13 tokens in a row that are in the training tokens of {exam.against}"
         tables = (rows, ""), (core, "\nCORE"), (foreign, ""), (dirty, trained_on), (differences, better)
         for table, title in tables:

@@ -28,7 +28,7 @@ examples:
   onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
 OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options for reading texts
-PASSAGE_CHARS = 4096  # characters per passage; language and kind are determined for each passage
+PASSAGE_CHARS = 4096  # characters per passage; script and kind are determined for each passage
 
 
 @dataclass(frozen=True)
