@@ -65,7 +65,7 @@ class Encoder:
         self.tokenizer = tokenizer
         self.chat = Chat(tokenizer) if tokenizer.templates else None
         self.end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-        self.labels: tuple[str, ...] = ()  # classes of a classifier; `forms.classified` sets them from its first records
+        self.labels: tuple[str, ...] = ()  # classes of a classifier, set by `forms.classified`
 
     def document(self, text: str) -> TokenSequence:
         """The text between the beginning-of-text and end tokens of the tokenizer, if any; all tokens are trained."""
