@@ -1,8 +1,8 @@
 """Records the operations of one decoding step of a model, which `compiled/program.py` compiles.
 
 The model runs as always, over a cache whose layers record what the model does with them. A recorded tensor keeps its
-memory, so the operations can be repeated in place, on new tokens and positions. Shapes: B rows, T tokens per row, H
-query heads, K key/value heads, E width of a query, F of a value, R of a tail.
+memory, so the operations can be repeated in place, on new tokens and positions.
+Shapes: B rows, T tokens per row, H query heads, K key/value heads, E width of a query, F of a value, R of a tail.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ RUN/                    a model folder: config.json and model.safetensors are th
     step-0000100/       a save; its folder exists only when it is complete
       config.json, model.safetensors    the model for use, with averaged weights if the run averages them; a run that
                                         trains adapters has the files of an adapter instead, and one that trains a draft
-head those of the head, and then state.safetensors holds every tensor of the trainer
+                                        head those of the head; state.safetensors then holds every tensor of the trainer
       state.safetensors                 the other tensors of the trainer, for trainable parameters only
       progress.json                     the step, the position in the data, and other values
-      checksums.json                    the SHA-256 of each file above
+      checksums.json                    the SHA-256 of the other files of the save
 """
 
 import math
@@ -70,8 +70,7 @@ class Saver:
         """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller continues.
 
         Waits for the previous write first. `hf` contains keys for config.json in addition to those of the architecture.
-         A step that is already saved is not written again; the run folder then
-        gets its model.
+        A step that is already saved is not written again; the run folder then gets its model.
         """
         self.finish()
         first, step = self.writers is None or not self.writers.rank, state.progress["step"]

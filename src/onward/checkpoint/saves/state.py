@@ -26,7 +26,8 @@ class TrainerState:
       optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for the parameter
       loss/NAME                a tensor that the loss keeps between steps
       loss/I/NAME              a tensor that the loss keeps in the I-th process with batches of its own
-    number/KEY/PARAMETER a number that the optimizer keeps for the parameter, or number/KEY/OPTIMIZER.GROUP for a group
+      number/KEY/PARAMETER     a number that the optimizer keeps for the parameter; for a group of parameters,
+                               number/KEY/OPTIMIZER.GROUP
 
     Except those of losses, the names do not depend on how many processes train: a divided parameter (DTensor) has one
     entry. Frozen parameters have a weight/ entry only if their values in the model are deferred.

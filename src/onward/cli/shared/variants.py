@@ -107,9 +107,8 @@ def folder_of(values: Mapping[str, Any], kind: str) -> str:
 
 
 class Shown:
-    """The progress of the runs: on a terminal a bar, and a line at the end of each run. If several groups
-    of processes share the runs, the first process shows the bar, and the first process of each group prints the
-    line."""
+    """The progress of the runs: on a terminal a bar, and a line at the end of each run. If several groups of processes
+    share the runs, the first process shows the bar, and the first process of each group prints the line."""
 
     def __init__(self, first: bool) -> None:
         columns = (
