@@ -31,9 +31,9 @@ def marks(model: Decoder) -> tuple[object, ...]:
 
 class Snapshot:
     """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model is
-    unchanged, by comparing all of its objects by identity. A decoding step of the model is `compilable` if nothing
-    observes or changes the model's forward pass except LoRA adapters of linear layers and embeddings: no other hook, no
-    edit and no replaced method."""
+    unchanged, by comparing all of its objects. A decoding step of the model is `compilable` if nothing observes or
+    changes the model's forward pass except LoRA adapters of linear layers and embeddings: no other hook, no edit and no
+    replaced method."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)

@@ -76,7 +76,9 @@ def index_source(config: ConfigFields, layer: int) -> int:
         other = at(config.attention, earlier)
         if isinstance(other, LatentAttention) and isinstance(other.indexer, Indexer):
             return earlier
-    raise UserError(f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one")
+    raise UserError(
+        f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one: give one its own"
+    )
 
 
 def most_keys(part: Attention, config: ConfigFields) -> int:

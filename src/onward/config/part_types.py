@@ -1,7 +1,7 @@
 """The types of parts of a DecoderConfig, and the methods that every part of a type has. Does not import torch.
 
 Parts are values: `model/` builds their modules and computes rotations, biases and frequencies. A part of your own may
-define its own methods for this; in Onward's parts these methods are None.
+define its own methods for this; in the parts of `config/` these methods are None.
 Shapes: B batch, T tokens in this call, S keys, D d_model, H heads.
 """
 

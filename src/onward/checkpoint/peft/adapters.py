@@ -278,7 +278,7 @@ def load_rows(
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
         raise UserError(
             f"Cannot load {folder}, because it has trainable_token_indices of {min(rows)} and Onward reads only those "
-            f"of {module}"
+            f"of {module}: merge it with PEFT"
         )
     ids = torch.tensor(given[0])
     if tensor.shape != (len(ids), model.embed.weight.size(1)) or int(ids.max()) >= model.config.vocab_size:
