@@ -41,7 +41,7 @@ class Snapshot:
         self.marks = marks(model)
         self.hooks = self.hooks_now()
         self.replaced = is_traced(model) or self.inventory.is_replaced
-        self.selection = selection(model)  # Selection of its LoRA adapters
+        self.selection = selection(model)
         adapters = [module for module in model.modules() if isinstance(module, Adapter)]
         self.factors = [t for one in adapters if one.magnitude is not None for t in (one.a, one.b)]  # of DoRA
         self.values = self.values_now()

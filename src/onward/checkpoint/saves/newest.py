@@ -28,7 +28,7 @@ from onward.model.deferred import read_of
 class SavedState(TrainerState):
     """A trainer state and the model, read from a save."""
 
-    folder: Path  # folder of the save
+    folder: Path
     model: Decoder  # the model with the trained weights, not their average
     messages: list[str]  # one sentence for each damaged save
 

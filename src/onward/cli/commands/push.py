@@ -12,7 +12,8 @@ from onward.hub.names import CARD, HubName, size_of
 from onward.hub.upload import model_files, upload
 
 ABOUT = """\
-Upload a model to the Hugging Face hub, with its card, in one commit. Optimizer state, logs and data are not uploaded. Log in with `hf auth login`, or set HF_TOKEN.
+Upload a model to the Hugging Face hub, with its card, in one commit. Optimizer state, logs and data are not uploaded.
+Log in with `hf auth login`, or set HF_TOKEN.
 
 examples:
   onward push runs/mybook me/mybook --license mit --dry-run          list the files, and show the card

@@ -128,7 +128,6 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    # in the text of a numeric option, commas separate values to sweep
     return argument.kind.classes <= {int, float, type(None)}
 
 

@@ -21,7 +21,7 @@ class Argument:
     """An option or a positional argument of a command, for the parser, `--help` and shell completion."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
-    kind: Type  # type of the field
+    kind: Type
     help: str
     group: str = "options"
     default: Any = None
