@@ -205,7 +205,7 @@ def test_lookup_prints_the_figures_of_speculation(said) -> None:
     words = ["The cat sat on the mat.\nThe cat sat", "--temperature", "0", "--max-new-tokens", "8"]
     out, figures = said(*words, "--lookup", "3")
     assert out == said(*words)[0]
-    assert "with 3 drafted each time" in figures
+    assert "with 3 draft tokens each time" in figures
     assert said("The", "--max-new-tokens", "1", "--lookup", "3")[1].endswith("\nno tokens were drafted\n")
 
 
