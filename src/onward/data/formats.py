@@ -57,7 +57,7 @@ class PieceSizes:
     """The sizes of the pieces in which sources are read."""
 
     piece_chars: int = 1 << 24  # approximate number of characters in a piece
-    block_bytes: int = 1 << 20  # bytes read from a file at a time
+    block_bytes: int = 1 << 20  # number of bytes read from a file at a time
     line_chars: int = 1 << 26  # maximum number of characters in a .jsonl line, which is read whole
     serial_bytes: int = 1 << 22  # encode smaller sources in this process, because starting workers takes longer
 
@@ -72,7 +72,7 @@ class SourcePiece:
     name: str  # the file, for messages
     text: bytes = b""  # content of a text file, or a part of it; UTF-8 bytes take less memory than str
     records: Sequence[str] = ()  # the documents of a table, instead of `text`
-    size: int = 0  # bytes on disk
+    size: int = 0  # size on disk in bytes
     line: int = 0  # number of the first line, in a .jsonl; otherwise 0
     begins: bool = True  # whether the first document begins in this piece
     ends: bool = True  # whether the last document ends in this piece

@@ -55,7 +55,7 @@ class Saver:
     def __init__(self, run: Path, keep: int, base: BaseModel | None = None, writers: Writers | None = None) -> None:
         """`base` is the base of a model with adapters or a draft head, whose saves hold only the trained modules.
         `writers` are the processes that hold parts of the model, if it is divided: each has a Saver, they call `save`
-        together, and the first one keeps the folder in order."""
+        together, and the first one removes old saves and shows the newest."""
         self.run, self.keep, self.base, self.writers = run, keep, base, writers
         self.failure: UserError | None = None
         self.thread = ThreadPoolExecutor(1, "saver")

@@ -50,7 +50,7 @@ class Options:
     quantize: Literal["int4", "int8", "none"] = "int4"  # precision of the base's frozen weights (QLoRA)
     learning_rate: float | None = None  # peak learning rate; default: that of onward finetune
     examples: SizeOrZero = 0  # maximum number of examples; 0: one for each passage
-    judge: str = ""  # address (up to /v1) of an OpenAI-compatible model that writes the questions; default: the base
+    judge: str = ""  # OpenAI API (address up to /v1) of a model that writes questions; default: base if it can chat
     judge_model: str = ""  # name of this model
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of text files

@@ -39,7 +39,7 @@ class Options(Loading):
     examples: SizeOrZero = 0  # number of solved examples before each question
     limit: Size = 200  # maximum number of questions per task
     against: str = ""  # search this training data (prepared tokens or a run) for the questions
-    stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
+    stride: int = 0  # number of tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks

@@ -101,7 +101,7 @@ def train(options: Options) -> dict[str, Any]:
 
 
 def compare(options: Options) -> dict[str, Any]:
-    """Tokenizers named `char` or `bpe:N` are trained on the compared texts first."""
+    """Compare tokenizers; `char` and `bpe:N` are first trained on the compared texts."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
     from onward.text.training import train_tokenizer
