@@ -170,7 +170,7 @@ def test_full_disk_changes_no_save_and_the_next_save_tries_again(room: int, run:
             saver.finish()
             failure = saver.pop_failure()
             assert isinstance(failure, UserError)
-            assert "File too large; the saves before are kept" in str(failure)
+            assert "File too large; earlier saves are kept" in str(failure)
             assert "\n" not in str(failure)
             assert saver.pop_failure() is None, "it is told once"
             assert everything(run) == before

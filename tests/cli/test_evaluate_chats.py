@@ -75,7 +75,7 @@ def test_rows_of_texts_are_documents_and_several_models_read_them(folder: Path, 
     ("words", "message"),
     [
         ("base chats.jsonl --stride 3", "stride applies to texts, but the rows are examples with answers"),
-        ("base texts.txt --template plain", "template is read only with examples"),
+        ("base texts.txt --template plain", "template applies only to examples"),
         ("base chats.jsonl --template chatml", "whose control tokens"),
         ("base lora", "Cannot compare base and lora without a text"),
         ("base --answers chats.jsonl --page a.html", "page needs two models, the prompts, and one process"),

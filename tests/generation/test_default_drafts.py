@@ -41,8 +41,8 @@ class Fixed:
 
 
 def proposed(right: bool, steps: int, rows: int = 1) -> tuple[list[int], int]:
-    """The length of a request's proposal in each step, and its number of tokens, if all proposals are `right`, else if
-    all are wrong."""
+    """The length of a request's proposal in each step, and its number of tokens, if all proposals are right or, without
+    `right`, wrong."""
     draft, lengths = PacedDraft(Fixed(), COST), list[int]()
     requests = [Request([0], GREEDY, 10**6) for _ in range(rows)]
     for _ in range(steps):
