@@ -6,7 +6,7 @@ The same 8 requests are decoded alone, together, and together with 32 others. To
 logits with many seeds. For each vocabulary, model, precision and number of requests, the command prints the largest
 difference from the logits of a request alone, and how many of 100,000 draws differ. The models have width 64 and 2
 layers: random weights, and weights trained for 100 steps on sequences in which each token depends on the previous one,
-with noise from a Zipf distribution. --model takes a folder.
+with noise from a Zipf distribution. --model FOLDER measures another model instead.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
 
 
 def models(vocabulary: int, weights: list[str]) -> Iterator[tuple[str, onward.Decoder]]:
-    """Yield a model with random weights, then the same model after training; only those named in `weights`."""
+    """Yield the models named in `weights`: "random", then "trained", which is the same model after training."""
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(vocabulary, d_model=64, n_layers=2, n_heads=4))
     plain = model.head.weight.detach().clone()

@@ -1,13 +1,14 @@
 """The constants of `onward train --time`: small runs on two texts, and the law of the loss that is fitted to them.
 
     python -m benchmarks.dial
-    python -m benchmarks.dial --shakespeare FILE --out points.json
+    python -m benchmarks.dial --shakespeare FILE
 
 Each run corresponds to `onward train --steps` with a model size of onward/training/clock/dial.py. Its loss, as the
 ratio of its bits per byte to those of bz2, is fitted as f (E + A / N^alpha + B / D^beta): N is the number of parameters
-in the blocks, D the number of bytes it was trained on, and f a factor of the text; the geometric mean of the factors is
-1. E is fixed, because small runs do not determine it. The command prints the runs, the constants for dial.py, the
-factors, and the largest error of the law. It takes about ten minutes on one core.
+in the blocks, D the number of bytes it was trained on, repeated bytes counting less, and f a factor of the text; the
+geometric mean of the factors is 1. E is fixed, because small runs do not determine it. The command prints the runs, the
+constants for dial.py, the ratio of the factors, and the largest error of the law. It takes about ten minutes on one
+core.
 """
 
 import argparse
@@ -62,8 +63,7 @@ def weight(point: RunPoint, points: list[RunPoint]) -> float:
 
 
 def fitted(points: dict[str, list[RunPoint]]) -> tuple[LossLaw, float, float]:
-    """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L. The
-    longest run of each size has the largest weight."""
+    """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L."""
     rows = [(*p, place - 0.5, weight(p, found)) for place, found in enumerate(points.values()) for p in found]
     n, d, loss, side, weights = np.array(rows).T
     best = (math.inf, LossLaw(FLOOR, 0, 0, 0, 0), 0.0, 0.0)
@@ -100,7 +100,7 @@ def main() -> None:
             numbers = f"{found.parameters:12,.0f}{found.tokens:12,.0f}{bits:11.4f}{found.loss:8.4f}"
             print(f"{text:14}{width:6}{steps:7}{numbers}", flush=True)
     law, ratio, error = fitted(points)
-    print(f"\nLAW = Loss(E={law.E:g}, A={law.A:.3g}, B={law.B:.3g}, alpha={law.alpha:.2g}, beta={law.beta:.2g})")
+    print(f"\nLAW = LossLaw(E={law.E:g}, A={law.A:.3g}, B={law.B:.3g}, alpha={law.alpha:.2g}, beta={law.beta:.2g})")
     print(
         f"the texts' factors differ by a factor of {math.exp(ratio):.3f}; no run is more than {error:.1%} from the law"
     )

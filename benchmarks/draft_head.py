@@ -5,8 +5,8 @@
 
 With --widen 12, stories260K is as slow as a model of 33 M parameters, and writes the same stories.
 
-Printed for each temperature: the best wall-clock time and CPU time of each request over the rounds, summed over the
-prompts, and the ratio plain / draft.
+Printed for each temperature: wall-clock time and CPU time per token, from the best round of each request, and the ratio
+plain / draft.
 """
 
 import argparse
@@ -20,7 +20,7 @@ PROMPTS = "Once upon a time", "One day, a little boy named Tim", "Lily and her m
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of a model with a draft")
+    parser.add_argument("model", help="folder of a model with a draft head")
     parser.add_argument("--prompt", action="append", help="a prompt; may be given several times")
     parser.add_argument("--new", type=int, default=200, help="tokens of an answer")
     parser.add_argument("--rounds", type=int, default=10)

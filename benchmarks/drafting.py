@@ -6,9 +6,9 @@ quotations, and texts that quote nothing.
 No trained model of these sizes is available here. The model therefore has random weights, and its answers are forced
 (`forced_tokens`): changed files of this repository, summaries and replies that quote its documentation, and plays. The
 times are those of a model of this shape, and the acceptance rate is that of a model that writes exactly these texts.
-For an edit, prompt and answer are the complete file before and after the change; other prompts are excerpts of 2,500
-characters. stories260K, if its files exist, is a trained model and writes its own stories. Each request runs
-alternately with and without drafts.
+For an edit, the prompt is the complete file before the change, with the commit message, and the answer is the file
+after it; other prompts are excerpts of 2,500 characters. stories260K, if its files exist, is a trained model and writes
+its own stories. Each request runs alternately with and without drafts.
 """
 
 import argparse
@@ -101,8 +101,7 @@ STORIES = "stories260K"
 
 def compared(lm: onward.LanguageModel, requests: list[tuple[list[int], dict[str, object]]], rounds: int) -> list[float]:
     """The time without drafts divided by the time with drafts: the median over the rounds, the ratio of the best times,
-    and the ratio of the lowest CPU times; then tokens per step, and the fraction of proposed tokens that were
-    accepted."""
+    and the ratio of the lowest CPU times; then tokens per step, and the fraction of draft tokens that were accepted."""
     done: dict[str, list[onward.Completion]] = {}
 
     def run(name: str) -> tuple[float, float]:

@@ -137,7 +137,7 @@ def loss_of(model: Any, tokens: list[int]) -> float:
 
 
 def peak() -> int:
-    """The peak memory of this process, in MB."""
+    """The peak memory of this process, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

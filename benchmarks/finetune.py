@@ -34,8 +34,8 @@ CONFIG = onward.DecoderConfig(vocab_size=16_000, d_model=384, n_layers=8, n_head
 TASKS = {"sft": "SFT, all weights", "lora": "SFT, LoRA of rank 16", "grpo": "GRPO"}
 PEERS = {"sft": ("trl",), "lora": ("trl", "peft"), "grpo": ("trl",)}
 WARM = 1  # steps that are not timed
-ROWS, LENGTH = 4, 256  # of SFT
-PROMPTS, SAMPLES, COMPLETION = 4, 8, 32  # of GRPO
+ROWS, LENGTH = 4, 256  # rows of SFT, and tokens of a row
+PROMPTS, SAMPLES, COMPLETION = 4, 8, 32  # prompts of GRPO, completions of each, and tokens of a completion
 PROMPT = "The quick brown fox jumps over the lazy dog, and "
 
 
@@ -43,7 +43,9 @@ def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="turns of each side (default: 2)")
     parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
-    parser.add_argument("--precision", default="bf16", choices=["fp32", "bf16"], help="of both sides (default: bf16)")
+    parser.add_argument(
+        "--precision", default="bf16", choices=["fp32", "bf16"], help="precision of both sides (default: bf16)"
+    )
     parser.add_argument("--child", nargs=3, metavar=("SIDE", "TASK", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.child:

@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--prompt", type=int, default=120, help="tokens")
+    parser.add_argument("--prompt", type=int, default=120, help="tokens of the prompt")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true")

@@ -2,8 +2,9 @@
 
     python -m benchmarks.inspect [--rounds 5]
 
-A decoder of 12 layers and width 768 (12 heads, gated feed-forward of 2,048, vocabulary 32,000, random weights, fp32),
-each call timed alternately with a plain forward pass of the same tokens; the best of the rounds is reported.
+The decoder has 12 layers and width 768 (12 heads, gated feed-forward of 2,048, vocabulary 32,000, random weights,
+fp32). Each call is timed alternately with a plain forward pass over the same tokens (for the roles of heads: over 128
+tokens); the best of the rounds is reported.
 """
 
 import argparse

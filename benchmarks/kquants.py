@@ -6,7 +6,7 @@
 Perplexity is measured on the last tenth of the text. Onward computes it from the dequantized weights of each file, so
 that only the rounding differs. With importance, both programs weight columns by the same mean squares of inputs,
 measured on the first tenth. `divergence` is the mean KL divergence from the fp32 model, per token, times 1000.
-llama.cpp's rows need llama-cpp-python.
+llama.cpp's columns need llama-cpp-python.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     python -m benchmarks.learning --megabytes 100         of the installed Python files
     python -m benchmarks.learning --only onward gigabpe   leave out the slow ones
 
-`gigabpe` reads a file and learns no token that contains a line break, which is less work and gives worse tokens for
-code; all other trainers split the same passages by GPT-2's pattern. Each trainer runs in a new process; the time
-includes reading the text.
+`gigabpe` reads a file and learns no token in which a line break is followed by other text, which is less work and gives
+worse tokens for code; all other trainers split the same passages by GPT-2's pattern. Each trainer runs in a new
+process; the time includes reading the text.
 """
 
 import argparse

@@ -1,12 +1,13 @@
 """Training compared with nanoGPT on the CPU: its model and loop, and the recipe of its README.
 
     git clone https://github.com/karpathy/nanoGPT
-    python -m benchmarks.nanogpt speed --nanogpt nanoGPT      steps per second at equal sizes, data and batch, in turns
-    python -m benchmarks.nanogpt recipe --nanogpt nanoGPT     losses on tinyshakespeare, also in 1/7 of its time
+    python -m benchmarks.nanogpt speed --nanogpt nanoGPT      time of a step at equal sizes, data and batch, in turns
+    python -m benchmarks.nanogpt recipe --nanogpt nanoGPT     losses on tinyshakespeare, Onward's also in 1/7 of it
 
-nanoGPT runs unchanged, in fp32 without torch.compile, as its README recommends for a CPU; Onward runs in bf16 if the
-processor supports it. Both train on the first 1,003,854 characters and validate on the last 111,540. nanoGPT's loss is
-the value that its loop prints, over 20 random batches; Onward's loss is over the whole validation text.
+nanoGPT runs unchanged, in fp32 without torch.compile, as its README recommends for a CPU; Onward runs in bf16 (in
+`recipe`, only if this is faster). Both train on the first 1,003,854 characters and validate on the last 111,540.
+nanoGPT's loss is the value that its loop prints, over 20 random batches; Onward's loss is over the whole validation
+text.
 """
 
 import argparse
@@ -139,7 +140,7 @@ def our_run(text: str, seconds: float, work: Path) -> tuple[float, dict[str, flo
 
 
 def recipe(folder: Path, text: str) -> None:
-    """Print the loss of nanoGPT's recipe, and that of Onward in a seventh of its time and in the same time."""
+    """Print the loss of nanoGPT's recipe, and Onward's losses after a seventh of this time and after the same time."""
     with TemporaryDirectory() as work:
         whole, loss = their_recipe(folder, text, Path(work))
     print(f"nanoGPT         {whole:6.0f} s   loss {loss:.4f}")
@@ -157,7 +158,7 @@ def main() -> None:
     parser.add_argument("what", choices=["speed", "recipe"])
     parser.add_argument("--nanogpt", default="nanoGPT", help="the folder of nanoGPT's repository")
     parser.add_argument("--shakespeare", default=str(SHARED / "tinyshakespeare.txt"), help="the text tinyshakespeare")
-    parser.add_argument("--rounds", type=int, default=30, help="timed steps of each")
+    parser.add_argument("--rounds", type=int, default=30, help="timed steps of each program")
     options = parser.parse_args()
     folder = Path(options.nanogpt)
     if not (folder / "train.py").exists():

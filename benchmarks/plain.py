@@ -1,4 +1,4 @@
-"""The baseline: GPT-2 in plain PyTorch, without any optimization."""
+"""The baseline: GPT-2 in plain PyTorch."""
 
 import torch
 from torch import Tensor, nn

@@ -3,7 +3,7 @@
 
 For each model, with random weights, in one process: predicted and measured tokens per second, and their ratio, for
 decoding (each precision, one and several rows) and training. The plan is calibrated first. Decoding is expected within
-a factor of 1.5. Takes about two minutes.
+a factor of 1.5. The command takes about two minutes.
 """
 
 import sys
@@ -28,7 +28,7 @@ MODELS = "mini", "small", "gpt2"  # the calibration runs the first two, but not 
 BATCHES = 1, 8
 CPU = torch.device("cpu")
 PROMPT, NEW, CONTEXT = 64, 64, 128
-SECONDS = 1.5  # of a case
+SECONDS = 1.5  # duration of a case
 
 
 def decoding(name: str, machine: Machine) -> Iterator[tuple[str, float, float]]:

@@ -4,7 +4,7 @@
     python -m benchmarks.prepare --size 1024 --kind gz           1 GiB as one .txt.gz
     python -m benchmarks.prepare --kind jsonl --tokenizer PATH   documents, with a tokenizer from a folder
 
-The text consists of lines of the built-in corpus in random order. The command runs in a new process. Memory is the sum
+The text consists of randomly drawn lines of the built-in corpus. The command runs in a new process. Memory is the sum
 of the proportional set sizes (shared pages count once) of that process and its workers, measured ten times a second.
 `--options` are passed to the command, such as --options=--no-exact.
 """
@@ -49,7 +49,7 @@ def family(process: int) -> list[int]:
 
 
 def memory(process: int) -> int:
-    """The proportional set size of a process in kB, 0 once it has exited."""
+    """The proportional set size of a process in KiB, 0 once it has exited."""
     try:
         return int(Path(f"/proc/{process}/smaps_rollup").read_text().split("\nPss:")[1].split()[0])
     except (OSError, IndexError):

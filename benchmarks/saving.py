@@ -2,8 +2,8 @@
 
 python -m benchmarks.saving
 
-The results are medians of ratios, measured alternately. A model of 10.7 M parameters with AdamW (128 MB per save, 171
-MB with averaged weights), saved every 20 and every 40 steps, and continuously (the worst case).
+The results are medians of ratios, measured alternately. A model of 10.7 M parameters is trained with AdamW and saved
+every 20 steps, every 40 steps, or continuously (the worst case); a save has 128 MB, or 171 MB with averaged weights.
 """
 
 import statistics

@@ -50,7 +50,7 @@ class Load:
 
 
 async def answer(url: str, prompt: Sequence[int] | str, new: int, load: Load, model: str) -> None:
-    """Stream one answer. Reads lines from the connection directly, because an HTTP library would take CPU time from the
+    """Stream one answer. Read lines from the connection directly, because an HTTP library would take CPU time from the
     servers."""
     host, _, port = url.removeprefix("http://").partition(":")
     body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
@@ -79,7 +79,7 @@ async def answer(url: str, prompt: Sequence[int] | str, new: int, load: Load, mo
 
 
 async def measure(url: str, prompts: Sequence[Sequence[int] | str], new: int, at_a_time: int, model: str) -> Load:
-    """Answer all prompts, this many at a time."""
+    """Request answers to all prompts, `at_a_time` at once."""
     load, waiting = Load(), list(prompts)
 
     async def one() -> None:
@@ -112,7 +112,7 @@ def ready(process: subprocess.Popen[str]) -> str:
     for line in process.stderr or ():
         if line.startswith("the page: "):
             return line.split()[2].rstrip("/")
-    raise SystemExit("onward serve did not start")
+    raise SystemExit("onward serve did not start: run it by itself to see its error")
 
 
 def percentiles(seconds: Sequence[float]) -> str:
@@ -132,15 +132,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", action="append", default=[], metavar="NAME=URL", help="a running server")
     parser.add_argument(
-        "--text", action="append", default=[], metavar="NAME=URL", help="one that accepts only text prompts"
+        "--text", action="append", default=[], metavar="NAME=URL", help="a server that accepts only text prompts"
     )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--quantize", choices=["int8", "int4"])
     parser.add_argument("--tables", choices=TABLES, nargs="+", default=TABLES)
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is reported")
-    parser.add_argument("--threads", type=int, default=2, help="of each server")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model here")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the engine and of onward serve")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model in FOLDER")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)

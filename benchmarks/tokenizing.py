@@ -1,14 +1,14 @@
 """Throughput of tokenization: Onward's encoder, `tiktoken` by itself and `tokenizers`, in one process and in two.
 
     python -m benchmarks.tokenizing                 a vocabulary trained here, GPT-2's and a SentencePiece one
-    python -m benchmarks.tokenizing FOLDER          the vocabulary of any tokenizer
+    python -m benchmarks.tokenizing FOLDER          the vocabulary of the tokenizer in FOLDER
     python -m benchmarks.tokenizing --mb 4          less text, takes a sixth of the time
 
 GPT-2's and the SentencePiece vocabulary are left out if their files do not exist; `tiktoken` does not support
 SentencePiece.
 
-The text is slightly more than 25 MB (or `--mb`): tinyshakespeare (if its file exists) and the built-in corpus,
-repeated, in pieces of up to 64 KB. Best of three, in turns; starting processes and encoders is not measured.
+The text has at least 25 MB (or `--mb`): tinyshakespeare (if its file exists) and the built-in corpus,
+repeated, in pieces of up to 64 KB. Best of four rounds, in turns; the first one also starts the processes.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def size(texts: list[str]) -> int:
 
 
 def start(folder: str, megabytes: float) -> None:
-    """Prepare a process, which is pinned to one core."""
+    """Load the texts and the encoders in a process, in which `tokenizers` uses one thread."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts.extend(read(megabytes))
     for name, way in LIBRARIES.items():

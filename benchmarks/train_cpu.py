@@ -113,7 +113,7 @@ def main() -> None:
             next(loop)
             times[name].append(perf_counter() - start)
     parameters = sum(p.numel() for p in ours.parameters())
-    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, without the causal mask, as it is computed
+    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token; masked scores are counted
     flop = BATCH * CONTEXT * (6 * (parameters - CONTEXT * WIDTH) + attention)
     limits = {"plain fp32": flop / rate(torch.float32), "onward bf16": flop / rate(torch.bfloat16)}
 

@@ -33,7 +33,7 @@ PARTS = {
 
 
 def part_of(name: str) -> str | None:
-    """The part to which an operation, or the gradient of an operation, belongs; None for all others."""
+    """The part to which an operation, or the gradient of an operation, belongs; None if it belongs to no part."""
     base = name.removeprefix("aten::")
     for end in "_backward_data", "_dense_backward", "_backward", "_forward", "Backward":
         base = base.removesuffix(end)

@@ -26,12 +26,12 @@ LENGTH, NEW, WARM = 512, 64, 20  # tokens of the prompt, new tokens of an answer
 
 
 def lower_fifth(seconds: list[float]) -> float:
-    """The 20th percentile of some times, in milliseconds."""
+    """The 20th percentile of `seconds`, in milliseconds."""
     return 1000 * sorted(seconds)[len(seconds) // 5]
 
 
 def timed(call: Callable[[], object], count: int) -> float:
-    """The time of a call, in milliseconds."""
+    """The 20th percentile of the CPU times of `count` calls, in milliseconds."""
     seconds = []
     for _ in range(count):
         start = process_time()

@@ -1,7 +1,7 @@
 """Enlarge a trained model by padding its weights with zeros, so that it writes the same texts at a higher cost.
 
-A small trained model thus runs as slowly as a large one, so that drafts can be measured without a large trained model.
-It supports models with Llama's parts, such as stories260K, and their draft heads. Shapes: D d_model, E d_head.
+A small trained model thus runs as slowly as a large one, and drafts can be measured without a large trained model.
+`widened` supports models with Llama's parts, such as stories260K, and their draft heads. Dimension: E d_head.
 """
 
 from dataclasses import replace

@@ -6,7 +6,8 @@
 
 The model has the shape of a Llama, 124,668,672 parameters (12 layers, width 768, 12 heads, 4 key/value heads, d_ff
 2,048, vocabulary 32,000) and random weights. transformers is measured where it is installed, llama.cpp where
-llama-cpp-python and gguf are; before they are timed, their logits are compared with Onward's.
+llama-cpp-python and gguf are; before the sections decode, prefill, batch, requests and context, their logits are
+compared with Onward's.
 
 sections:
   decode       tokens/s at batch 1, bytes read per token, and the fraction of the memory bandwidth that decoding uses
@@ -16,13 +17,13 @@ sections:
   rows         1 to 64 rows in each precision
   requests     64 requests: batched by Onward; by transformers one by one, and with continuous batching
   slots        a few tokens in a cache of many slots
-  families     decoding of each family that transformers also implements, at 75 to 126 M parameters
+  families     decoding of families that transformers also implements, at 75 to 126 M parameters
   context      decoding after 8,000 tokens
   stories      stories260K, a trained model of 260,032 parameters
   variants     decoding with adapters and with quantized caches, in compiled and in plain steps
   memory       peak memory in a fresh process
   uncached     generation with and without a cache, by length
-  speculation  a draft of 2 layers for a target of 48, whose tokens are accepted at a rate of 0.8
+  speculation  a draft of 2 layers, whose tokens a target of 48 layers accepts at a rate of 0.8
 """
 
 import argparse
@@ -35,8 +36,8 @@ from tempfile import TemporaryDirectory
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
-    parser.add_argument("--precisions", nargs="+", metavar="P", help="of f32, bf16, int8, int4; default: all")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="sections to run; default: all")
+    parser.add_argument("--precisions", nargs="+", metavar="P", help="some of f32, bf16, int8, int4; default: all")
     parser.add_argument("--families", nargs="+", metavar="F", help="families of the section `families`; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case; the median is reported")
     parser.add_argument("--threads", type=int, default=2)

@@ -38,7 +38,7 @@ class Bench:
         return {name: PEERS[name](self.files, precision, **options.get(name, {})) for name in self.names(precision)}
 
     def generate(self, peers: Mapping[K, Peer], prompts: Prompts, new: int) -> dict[K, list[Generation]]:
-        """The tokens that each peer generates in each round."""
+        """The generations of each peer, one for each round."""
         return in_turns({name: partial(peer.generate, prompts, new) for name, peer in peers.items()}, self.rounds)
 
 

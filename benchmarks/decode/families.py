@@ -1,4 +1,4 @@
-"""Each family that transformers also implements, with its parts and random weights: tokens per second of both."""
+"""Families that transformers also implements, with random weights: tokens per second of both libraries."""
 
 import importlib
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Peak memory of loading and generating, in a fresh process for each peer and precision.
 
-As a program, `python -m benchmarks.decode.memory ROOT SIZES PEER PRECISION` is one of these processes.
+As a program, `python -m benchmarks.decode.memory ROOT SIZES PEER PRECISION THREADS` is one of these processes.
 """
 
 import json

@@ -24,7 +24,7 @@ class Precision:
 
     dtype: torch.dtype
     gguf: str
-    quantize: Literal["int8", "int4"] | None = None  # of onward.load; None: weights in `dtype`
+    quantize: Literal["int8", "int4"] | None = None  # argument of onward.load; None: weights in `dtype`
 
 
 PRECISIONS = {
@@ -44,7 +44,7 @@ class Sizes:
     prompt: int = 128
     new: int = 128
     prefill: tuple[int, ...] = (16, 128, 512, 2048)  # tokens of a prompt
-    requests_at_once: tuple[int, ...] = (1, 4)  # of prompts
+    requests_at_once: tuple[int, ...] = (1, 4)  # numbers of requests that are prefilled together
     batch: int = 16
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     rows_prompt: int = 16
@@ -59,7 +59,7 @@ class Sizes:
     uncached: int = 512
     draft_layers: int = 2
     target_layers: int = 48
-    read: int = 1 << 29  # bytes of an array that is larger than any processor's cache
+    read: int = 1 << 29  # bytes of an array that is larger than most processors' caches
 
 
 TINY = Sizes(

@@ -39,8 +39,8 @@ class Timer:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(TIMED, 0.0)
-        self.inside = [0.0]  # seconds of parts in each open call
-        self.part = ""  # of the innermost open call
+        self.inside = [0.0]  # seconds of the parts inside each open call
+        self.part = ""  # part of the innermost open call
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -29,8 +29,8 @@ class Peer(ABC):
     """A model in one library and precision."""
 
     name: str
-    all_bytes: int  # of the weights
-    weight_bytes: int  # of the weights that one decoding step reads: all except the embedding
+    all_bytes: int  # bytes of the weights
+    weight_bytes: int  # bytes of weights that a decoding step reads: all except an embedding that is not also the head
     cache_bytes: int  # bytes of the cache per token
 
     @abstractmethod
@@ -135,7 +135,7 @@ class Transformers(Peer):
             while expected:
                 result = manager.get_result(timeout=1)
                 if result is None and not manager.is_running():
-                    raise RuntimeError("its thread ended")
+                    raise RuntimeError("the thread of continuous batching ended")
                 if result is None or not result.is_finished():
                     continue
                 if len(result.generated_tokens) != expected.pop(result.request_id):

@@ -11,13 +11,13 @@ from benchmarks.decode.peers import PEERS, Onward, Peer, same
 from benchmarks.decode.tables import Cell, Table, in_turns, summary
 from onward.planning.machine import read_bandwidth
 
-TOLERANCE = 1e-3  # of logits in fp32, whose standard deviation is about 0.5
+TOLERANCE = 1e-3  # limit for differences of fp32 logits, whose standard deviation is about 0.5
 
 
 def agreement(bench: Bench) -> Table:
     """The logits and greedy tokens of each library in fp32, compared with Onward's.
 
-    Exits if logits differ, because speeds of different models cannot be compared.
+    Exits if logits differ by TOLERANCE or more, because speeds of different models cannot be compared.
     """
     sizes, table = (
         bench.sizes,

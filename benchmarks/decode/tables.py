@@ -14,7 +14,7 @@ Cell = str | int | float | None
 
 def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """The results of `rounds` calls of each case, after one to warm up. The cases take turns, so that other work on the
-    machine slows all of them equally."""
+    machine slows all of them about equally."""
     results: dict[K, list[T]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         for name, run in cases.items():
@@ -50,7 +50,7 @@ class Table:
 
 
 def shown(cell: Cell) -> str:
-    """A cell as text: fractions in three significant digits, large ones as whole numbers."""
+    """A cell as text: floats with three significant digits, from 100 on as whole numbers."""
     if isinstance(cell, float):
         return f"{cell:,.0f}" if abs(cell) >= 100 else f"{cell:.3g}"
     return "" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell

@@ -100,7 +100,7 @@ def ours_with(base: Path, init: Initialization, fields: dict[str, Any]) -> tuple
 
 
 def cycled() -> Any:
-    """The batches of `batches`, repeated, in the form that `explained_variance` reads."""
+    """The batches of `batches`, repeated, as `explained_variance` reads them."""
     for _ in range(100):
         for batch in batches():
             yield batch["input_ids"], None, batch["labels"] != -100
@@ -189,7 +189,7 @@ def test_an_adapter_of_peft_is_trained_further_as_peft_does(case: str, tmp_path:
 
 
 def test_lora_plus_makes_the_steps_of_peft(base: Path, tmp_path: Path) -> None:
-    """Uses DoRA, because its magnitudes are vectors."""
+    """The adapter uses DoRA, because its magnitudes are vectors."""
     ours, hf = load_model(base)
     lora = LoRA(rank=3, targets=OURS, dora=True, b_rate=16)
     add_lora(ours, lora)

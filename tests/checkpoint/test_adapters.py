@@ -1,4 +1,4 @@
-"""Adapters as PEFT folders: the same logits in both directions, for every naming scheme of the families."""
+"""Adapters as PEFT folders: the same logits in both directions, for families with different tensor names."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Each key of a config.json is used, or reported once if nothing reads it; a changed model causes a new message."""
+"""Each key of a config.json is used, harmless, or named in one warning; a changed model gets a new config.json."""
 
 import json
 import warnings

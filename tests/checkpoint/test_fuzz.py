@@ -1,5 +1,4 @@
-"""Files with one changed value: either the model loads and its logits are finite, or a one-sentence error names the
-file and the key.
+"""Damaged files either load (with finite logits), or a one-sentence error names the file and, for config.json, the key.
 
 Each fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """

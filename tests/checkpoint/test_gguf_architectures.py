@@ -1,4 +1,4 @@
-"""The llama.cpp architectures that Onward reads, and those with numbers of the model outside its tensors."""
+"""The tables of llama.cpp's architectures, and architectures that need special treatment."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""The keys of a GGUF file other than the decoder's: those that the reference converter writes, and a name that
-loads."""
+"""The keys of a GGUF file other than the decoder's: those of the reference converter, those of the tokenizer, and a
+model name with which llama.cpp loads the file."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Quantized GGUF files whose tensors have other shapes, types and offsets work, or are refused in one sentence."""
+"""Quantized GGUF files whose tensors have changed shapes or types load, or are refused in one sentence."""
 
 import math
 import random

@@ -33,7 +33,7 @@ def file_of(path: Path, **keys: Any) -> Path:
 
 
 def vocabulary(*extra: str, **keys: Any) -> dict[str, Any]:
-    """The keys of a byte-level vocabulary with more tokens."""
+    """The keys of a byte-level vocabulary with the additional tokens `extra`."""
     defaults = {"model": "gpt2", "pre": "gpt-2", "merges": ["Ã ©"], "token_type": [NORMAL] * (256 + len(extra))}
     return {**defaults, "tokens": [*LETTERS, *extra], **keys}
 

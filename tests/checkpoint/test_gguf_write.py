@@ -1,4 +1,4 @@
-"""Models written to GGUF load bit-for-bit identical, llama.cpp computes the same results, and models that llama.cpp
+"""Models written to GGUF load with the same weights, llama.cpp computes the same results, and models that llama.cpp
 cannot compute are refused."""
 
 import json
@@ -127,7 +127,7 @@ def test_quantized_weights_are_those_of_llama_cpp(dtype: str, shared: Path, tmp_
     lm = onward.load(shared / "stories260K")
     onward.save(lm, tmp_path / "ours.gguf", dtype=dtype)  # type: ignore[arg-type]
     kinds = {info.type.name for info in read_header(tmp_path / "ours.gguf").tensors.values()}
-    # F16 if rows are not a multiple of a block; Q8_0 for the head
+    # F16 if the length of rows is not a multiple of a block; Q8_0 for the head
     assert kinds == {"F32", "F16", "Q8_0", dtype.upper()}
     back = onward.load(tmp_path / "ours.gguf", torch.float32)
     [tokens] = token_ids(lm.model.config, 1, LENGTH).tolist()
@@ -299,7 +299,7 @@ def test_tensors_equal_those_of_the_converter_of_llama_cpp(name: str, tokenizers
         assert (own.shape, own.type) == (info.shape, info.type), its
         assert numbers_of(own) == numbers_of(info), its
     different = {key for key in ours.keys if key in theirs.keys and ours.keys[key] != theirs.keys[key]}
-    known = {  # not from the model: the converter uses a constant context for Falcon, and assumes some widths
+    known = {  # keys of other sources: the converter uses a constant context for Falcon, and assumes some widths
         *(f"{name}.{key}" for key in ("context_length", "feed_forward_length", "rope.dimension_count")),
         "general.name",
     }

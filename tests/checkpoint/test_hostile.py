@@ -168,7 +168,7 @@ def test_pickle_beside_safetensors_is_ignored(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three valid folders: with one weights file, with shards, and with experts."""
+    """Three valid folders: with one weight file, with shards, and with experts."""
     root = tmp_path_factory.mktemp("valid")
     save_model(decoder(DECODERS["gpt2"]), root / "one")
     save_model(decoder(DECODERS["llama"]), root / "shards", shard_bytes=9000)
@@ -221,7 +221,7 @@ def test_a_few_changed_bytes(folders: dict[str, Path], kind: str, data: st.DataO
 
 
 def mutated(value: Any, data: st.DataObject) -> Any:
-    """The JSON value with one nested value replaced, removed or duplicated."""
+    """The JSON value with one nested value replaced, removed, renamed or duplicated."""
     if isinstance(value, dict) and value and data.draw(st.integers(0, 9)):
         key = data.draw(st.sampled_from(sorted(value)))
         match data.draw(st.sampled_from(["inside", "inside", "inside", "removed", "renamed"])):

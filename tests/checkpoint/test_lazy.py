@@ -47,7 +47,8 @@ def test_quantized_weights_are_not_read_one_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("average", [0.0, 0.5])
 @pytest.mark.parametrize("name", first(1, ["deepseek", "gpt2", "llama"]))
 def test_lazy_state_is_the_state(name: str, average: float, tmp_path: Path) -> None:
-    """The model has an untrained routing bias, a frozen matrix, and averages of a higher precision than the weights."""
+    """One matrix is frozen, `deepseek` has an untrained routing bias, and averages have a higher precision than
+    weights."""
     model = Decoder(DECODERS[name]).bfloat16()
     model.blocks[0].attn.out.weight.requires_grad_(False)
     trainer = build_trainer(RunConfig(steps=3, warmup=0, precision="fp32", average=average), model)

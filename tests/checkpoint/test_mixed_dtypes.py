@@ -1,4 +1,4 @@
-"""Weights of several dtypes are loaded in the dtype of most elements, with a warning that names the other dtypes."""
+"""Weights of several dtypes are loaded in the dtype of most elements, with a warning that names the other tensors."""
 
 import warnings
 from pathlib import Path

@@ -16,7 +16,7 @@ TALK = [("system", "Be brief."), ("user", "Who?"), ("assistant", "Me."), ("user"
 
 
 def rendered(template: str, talk: list[tuple[str, str]]) -> str:
-    """An interpreter of the few constructs of Go's templates that are used here."""
+    """Render a talk with the few constructs of Go's templates that are used here."""
     match = re.fullmatch(r"\{\{ range .Messages \}\}(.*)\{\{ end \}\}\{\{ end \}\}(.*)", template, re.DOTALL)
     assert match
     texts = lambda part: "".join(eval(text) for text in re.findall(r'\{\{ (".*?(?<!\\)") \}\}', part))

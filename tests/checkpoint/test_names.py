@@ -32,7 +32,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
 
 
 def saved(shape: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: int) -> Decoder:
-    """A small random model, saved as in its family."""
+    """A small random model, saved in the format of its family."""
     hf = SHAPES[shape].to_dict() | changes
     model = decoder(read(hf)[1], dtype)
     save_model(model, folder, hf)

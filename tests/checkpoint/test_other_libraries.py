@@ -22,7 +22,7 @@ SHAPES = [(32, 64), (64, 96), (128, 256)]
 
 
 def linear(outputs: int, inputs: int) -> nn.Linear:
-    """A layer with outliers, and with a group of zeros."""
+    """A layer with outliers, and with a row of zeros."""
     torch.manual_seed(outputs)
     layer = nn.Linear(inputs, outputs, bias=False)
     with torch.no_grad():

@@ -119,7 +119,7 @@ Edit = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 
 def other_groups(tensors: dict[str, Tensor], hf: dict[str, Any]) -> None:
-    """Scales for each 16 inputs in fp16, as other tools write them."""
+    """Scales in fp16 for every 16 inputs, as other tools write them."""
     for name in [name for name in tensors if name.endswith("_scale") and tensors[name].size(1) > 1]:
         tensors[name] = tensors[name].half().repeat_interleave(2, 1)
 

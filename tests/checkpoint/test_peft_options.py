@@ -1,4 +1,4 @@
-"""Every key of PEFT's LoraConfig, with every value: either the logits of PEFT or an error that names the key.
+"""Every key of PEFT's LoraConfig, with several values: either the logits of PEFT or an error that names the key.
 
 The fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """
@@ -48,7 +48,7 @@ LAYERS = {
 }
 OTHERS = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "self_attn.k_proj", "embed_tokens", "lm_head"]
 SAME_BASE = True, False, "gaussian", "orthogonal", "eva", "mica"
-HONORED: dict[str, list[Any]] = {  # values of keys that change the output, or that PEFT needs to make the adapter
+HONORED: dict[str, list[Any]] = {  # values that Onward accepts
     "lora_alpha": [1, 5, 16, 2.5],
     "lora_dropout": [0.0, 0.3],
     "use_rslora": [True],
@@ -88,7 +88,7 @@ REFUSED: dict[str, list[Any]] = {
     "use_qalora": [True],
     "init_lora_weights": ["pissa_niter_4"],
 }
-UNMADE: dict[str, list[Any]] = {  # initializations that PEFT makes only with other programs, data or adapters
+UNMADE: dict[str, list[Any]] = {  # values that PEFT writes only with other programs, data or adapters; unknown ones
     "arrow_config": [{"top_k": 2}],
     "megatron_config": [{"hidden_size": 4}],
     "init_lora_weights": ["lora_ga", "corda", "loftq", "of tomorrow"],
@@ -128,7 +128,7 @@ def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor
 
 @torch.no_grad()
 def assert_logits(base: Path, folder: Path, wanted: torch.Tensor) -> None:
-    """Compare logits with PEFT's, with the adapter in the forward and merged."""
+    """Compare logits with PEFT's, with the adapter attached and merged."""
     ours, hf = load_model(base)
     load_adapter(ours, folder, hf)
     ours.eval()

@@ -266,7 +266,7 @@ def plain(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(folder: Path, case: Case, hf: dict[str, Any] | None = None) -> Path:
-    """Two folders of one model: quantized, and with the dequantized values."""
+    """Write two folders of one model, quantized and with the dequantized values; return the quantized folder."""
     torch.manual_seed(0)
     quantization, make = case
     save_model(decoder(read(hf)[1] if hf else WIDE), folder / "meant", hf)

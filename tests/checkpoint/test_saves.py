@@ -1,4 +1,4 @@
-"""Whatever happens to the saving process, its disk or its files, a good save remains."""
+"""A good save remains if the saving process is killed, the disk is full or the newest save is damaged."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from support.saves import CPU, state_of
 
 
 def save(saver: Saver, step: int) -> None:
-    """A save in which every number equals the step."""
+    """Save a state in which every number equals the step."""
     model = Decoder(DECODERS["gpt2"])
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_full_disk_changes_no_save_and_the_next_save_tries_again(room: int, run:
             saver.finish()
             failure = saver.pop_failure()
             assert isinstance(failure, UserError)
-            assert "File too large; the saves before are kept" in str(failure)
+            assert "File too large; earlier saves are kept" in str(failure)
             assert "\n" not in str(failure)
             assert saver.pop_failure() is None, "it is told once"
             assert everything(run) == before
@@ -210,7 +210,7 @@ def save_on(run: Path, started: Any) -> None:
 
 
 def kills(run: Path, count: int) -> Iterator[int]:
-    """Save in processes that are killed at random moments; yields the number of temporary files that each left
+    """Save in processes that are killed at random moments; yield the number of temporary files that each left
     behind."""
     context, moments = multiprocessing.get_context("forkserver"), random.Random(0)
     context.set_forkserver_preload(["onward.checkpoint.saves.saver", "torch._dynamo", "hypothesis", "pytest"])

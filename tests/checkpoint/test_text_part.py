@@ -54,7 +54,7 @@ OTHERS = [
 def wrapped(
     folder: Path, beginning: str = OLD, head: str = "lm_head.", text: dict[str, Any] | None = None, **outer: Any
 ) -> Decoder:
-    """A small Llama inside a model with encoders, whose tensors must not be read. Returns the Llama."""
+    """Write a small Llama inside a model with encoders, whose tensors must not be read; return the Llama."""
     text = {**LLAMA, **(text or {})}
     model = decoder(read(text)[1])
     save_model(model, folder, text)
@@ -92,7 +92,7 @@ def test_text_decoder_is_read_from_any_layout_and_saved_as_its_family(layout: st
 
 
 def with_adapters(old: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors as in Phi-4-multimodal: each matrix, and adapters for images and sound."""
+    """Tensors as in Phi-4-multimodal: each matrix, and its adapter for images."""
     new = {}
     for name, tensor in old.items():
         if "_proj." in name:

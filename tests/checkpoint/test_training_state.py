@@ -49,7 +49,7 @@ def frozen_matrix(model: Decoder) -> tuple[str, Tensor]:
 
 
 def made(model: Decoder) -> list[torch.optim.Optimizer]:
-    """One optimizer for matrices and stacks, another for the rest; one matrix is not trained at all."""
+    """One optimizer for vectors and the embedding, another for other matrices and stacks; one matrix is not trained."""
     frozen_matrix(model)[1].requires_grad = False
     trained = [p for p in model.parameters() if p.requires_grad]
     return [

@@ -23,7 +23,7 @@ WORDS = {"cat": "an animal", "oak": "a tall old tree", "rose": "a red flower", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base model, an adapter trained to answer, the merged model, and the chats."""
+    """A base model, an adapter trained to answer, and the chats."""
     folder = tmp_path_factory.mktemp("chats")
     talks = [[("user", f"{word}?"), ("assistant", f"It is {answer}.")] for word, answer in WORDS.items()]
     rows = [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in talks]
@@ -75,7 +75,7 @@ def test_rows_of_texts_are_documents_and_several_models_read_them(folder: Path, 
     ("words", "message"),
     [
         ("base chats.jsonl --stride 3", "stride applies to texts, but the rows are examples with answers"),
-        ("base texts.txt --template plain", "template is read only with examples"),
+        ("base texts.txt --template plain", "template applies only to examples"),
         ("base chats.jsonl --template chatml", "whose control tokens"),
         ("base lora", "Cannot compare base and lora without a text"),
         ("base --answers chats.jsonl --page a.html", "page needs two models, the prompts, and one process"),

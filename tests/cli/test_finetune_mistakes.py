@@ -1,5 +1,5 @@
-"""Wrong fine-tuning commands and data files give one sentence, exit status 2 and no traceback, and no run is
-started."""
+"""Wrong fine-tuning commands and data files give one sentence, exit status 2 and no traceback, and no run is started,
+unless a reward fails only during the run."""
 
 import json
 from pathlib import Path

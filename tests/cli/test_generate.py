@@ -193,7 +193,7 @@ def test_a_draft_that_is_the_model_is_always_accepted(said, tiny_run: Path) -> N
     assert out == plain
     assert figures.startswith(cut)
     assert re.fullmatch(
-        r"accepted 100\.0% of 32 drafted tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 drafted .*\n"
+        r"accepted 100\.0% of 32 draft tokens; tokens per step: 4\.20 measured, 5\.00 expected .* 4 draft .*\n"
         r"(speculation gives .*\n)?",
         figures.removeprefix(cut),
     )
@@ -205,7 +205,7 @@ def test_lookup_prints_the_figures_of_speculation(said) -> None:
     words = ["The cat sat on the mat.\nThe cat sat", "--temperature", "0", "--max-new-tokens", "8"]
     out, figures = said(*words, "--lookup", "3")
     assert out == said(*words)[0]
-    assert "with 3 drafted each time" in figures
+    assert "with 3 draft tokens each time" in figures
     assert said("The", "--max-new-tokens", "1", "--lookup", "3")[1].endswith("\nno tokens were drafted\n")
 
 
@@ -247,7 +247,7 @@ def test_a_temperature_that_leaves_the_model_no_say_is_told(temperature: str, wa
 
 
 BAD = {
-    "The --draft x --lookup 3": "--draft and --lookup are both given: choose one",
+    "The --draft x --lookup 3": "Cannot combine --draft and --lookup: choose one",
     "The --beams 2 --lookup 3": "--lookup is read only by sampling, and not by search",
     "The --groups 2": "--groups is read only with --beams: give that as well",
     "The --beams 2 --n 3": "--n is 3: it must be from 1 to beams, 2",

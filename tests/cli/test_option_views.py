@@ -50,7 +50,7 @@ REFUSED = {
     "plan gpt2 --devices 8xh100 --count 2": "Cannot combine --devices with --count",
     "bench RUN --context 5": "--context is read only by training, and not by decoding",
     "bench RUN --train --new 8": "--new is read only by decoding, and not by training",
-    "bench gpt2 --revision v1": "--revision is 'v1', but gpt2 gets random weights",
+    "bench gpt2 --revision v1": "Cannot load revision 'v1' of gpt2, which gets random weights",
     "generate RUN The --beams 2 --seed 3": "--seed is read only by sampling, and not by search",
     "generate RUN The --beams 2 --compile": "--compile is read only by sampling",
     "generate RUN The --field text": "--field is read only with --prompts",

@@ -73,7 +73,7 @@ REFUSED = {
     "push MODEL a/b/c --license mit": "a/b/c is not of the form OWNER/MODEL",
     "push gone me/x --license mit": "there is no folder gone",
     "card MODEL --license mit --out written.md": "written.md exists already",
-    "push written me/x --license mit": "already names a license",
+    "push written me/x --license mit": "name the license there",
     "push ADAPTER me/x --license mit": "which is an adapter: merge it into its base",
     "push BROKEN me/x --license mit": "is cut off or not a safetensors file",
 }

@@ -41,9 +41,9 @@ LINES = {
     "onward generate $MODEL $(printf 'caf\\351')": (2, "argument 3 is not UTF-8 text (byte 3)"),
     "onward models gpt2 | head -1; exit ${PIPESTATUS[0]}": (0, ""),
     "onward generate nowhere The 2>&-": (2, ""),
-    "onward generate nowhere - </dev/full": (2, "standard input is longer than 16 MB"),
+    "onward generate nowhere - </dev/full": (2, "standard input is longer than 16 MiB"),
     f"onward train - {SMALL} --out r </dev/full": (2, "standard input is binary (1,048,576 zero bytes at offset 0)"),
-    "onward chat $MODEL </dev/full": (2, "standard input is longer than 16 MB"),
+    "onward chat $MODEL </dev/full": (2, "standard input is longer than 16 MiB"),
     "onward generate nowhere --prompts - </dev/null": (2, "standard input is empty"),
 }
 

@@ -1,5 +1,5 @@
-"""A config.json key that changes the model is used or refused, never ignored. The tests change each key of
-transformers' classes, and add keys of other families."""
+"""A config.json key that changes the model is used or refused, never ignored. The tests change keys of transformers'
+classes, and add keys of other families."""
 
 import json
 import warnings

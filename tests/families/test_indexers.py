@@ -1,4 +1,4 @@
-"""Indexers: choose the tokens that a layer attends to if there are more than `top_k`."""
+"""Indexers choose the tokens that a layer attends to, if there are more than `top_k`."""
 
 from typing import Any
 

@@ -11,7 +11,7 @@ from onward.families import modules, presets
 from onward.planning import active_parameters
 from onward.planning.parameters import parameters
 
-from support.families import CASES  # noqa: F401 (its files tell transformers of classes that it maps elsewhere)
+from support.families import CASES  # noqa: F401 (its files register classes with transformers)
 
 PARAMETERS = {  # from the papers, the model cards or transformers
     "bloom-560m": 559_214_592,
@@ -96,7 +96,7 @@ PARAMETERS = {  # from the papers, the model cards or transformers
     "codegen-350m": 356_712_448,
     "command-r7b": 8_028_033_024,
     "dbrx-132b": 131_596_523_520,
-    "dots.llm1": 142_774_373_888,  # and 7,808 corrections
+    "dots.llm1": 142_774_373_888,  # plus 7,808 routing biases
     "ernie-4.5-0.3b": 360_748_032,
     "exaone-4.0-1.2b": 1_279_391_488,
     "exaone-4.0-32b": 32_003_216_384,

@@ -1,4 +1,4 @@
-"""Stop texts end an answer however they are split into tokens, and never appear in it."""
+"""Stop texts end an answer however they are split into tokens, and appear in it only with `include`."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Every kind of cache gives the plain model's logits under any sequence of operations on its rows."""
+"""Every kind of cache gives the plain model's logits under random sequences of operations on its rows."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""Answers have the requested form, whatever the model's own preference."""
+"""Answers obey their constraint, whatever the model prefers."""
 
 import json
 import re

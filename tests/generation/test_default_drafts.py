@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import onward
-from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
+from onward import BlockManager, CacheManager, Decoder, DecoderConfig, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.generation import Proposal
 from onward.generation.drafts import paced
 from onward.generation.drafts.costs import COST, EXPERTS, INTEGERS
-from onward.generation.drafts.paced import BEGIN, LENGTHS, SHARE, PacedDraft, default_draft
+from onward.generation.drafts.paced import BEGIN, LENGTHS, MOST_ROWS, SHARE, PacedDraft, default_draft
+from onward.kernels.llvm.matrix import has_matrix_unit
 from onward.kernels.llvm.products import TILE
 from onward.transforms.quantize import quantize_model
 
@@ -40,8 +41,8 @@ class Fixed:
 
 
 def proposed(right: bool, steps: int, rows: int = 1) -> tuple[list[int], int]:
-    """The length of a request's proposal in each step, and its number of tokens, if all proposals are `right`, else if
-    all are wrong."""
+    """The length of a request's proposal in each step, and its number of tokens, if all proposals are right or, without
+    `right`, wrong."""
     draft, lengths = PacedDraft(Fixed(), COST), list[int]()
     requests = [Request([0], GREEDY, 10**6) for _ in range(rows)]
     for _ in range(steps):
@@ -116,6 +117,26 @@ def test_decoders_that_draft_by_default() -> None:
     found = of(experts)
     assert found is not None
     assert found.cost == EXPERTS
+
+
+@pytest.mark.skipif(not has_matrix_unit(None), reason="this CPU has no matrix unit for integers")
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_integer_weights_draft_as_others_where_rows_round_alike(precision: str) -> None:
+    torch.manual_seed(0)
+    config = DecoderConfig(vocab_size=64, d_model=64, n_layers=2, n_heads=2, d_ff=128, context_length=64)
+    model = Decoder(config).to(torch.bfloat16).eval()
+    quantize_model(model, precision)
+    draft = default_draft(model, None)
+    assert draft is not None
+    assert (draft.lengths, draft.most_rows, draft.cost) == ([*LENGTHS], MOST_ROWS, COST)
+    lm = onward.LanguageModel(model, onward.train_tokenizer("byte", []))
+    asked = [QUOTING, [2, 3], QUOTING * 2]
+    found, plain = (lm.complete(asked, 30, temperature=1.0, top_k=3, seed=2, lookup=n) for n in (None, 0))
+    assert [one.tokens for [one] in found] == [one.tokens for [one] in plain]
+    assert sum(one.num_drafted for [one] in found) > 0
+    odd = Decoder(replace(config, d_ff=96)).to(torch.bfloat16)
+    quantize_model(odd, precision)
+    assert default_draft(odd, None).cost == INTEGERS  # type: ignore[union-attr]
 
 
 def test_draft_tokens_yield_where_memory_is_short() -> None:

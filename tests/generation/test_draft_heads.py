@@ -1,4 +1,4 @@
-"""Draft heads change no token, and their guesses equal the formula."""
+"""Draft heads change no token, and their draft tokens equal the formula."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,7 +55,8 @@ def test_tokens_are_those_of_plain_decoding(
 def by_formula(
     model: Decoder, head: DraftHead, output: nn.Module, context: Sequence[int], request: Request, count: int
 ) -> list[int]:
-    """The guesses after a context, step by step in fp64: s = M [n(s), n(e)] + D (silu(G x) * U x), logits = W n(s)."""
+    """The draft tokens after a context, step by step in fp64: s = M [n(s), n(e)] + D (silu(G x) * U x), logits = W
+    n(s)."""
     w: dict[str, Any] = {name: module.weight.double() for name, module in head.named_children()}  # type: ignore[operator]
     norm = lambda x, name: x * (x.square().mean() + EPS).rsqrt() * w[name]
     embed = model.embed.weight.double()

@@ -1,5 +1,4 @@
-"""Drafts that read the model's hidden states change no token, and are always right if they can compute the next
-state."""
+"""Drafts that read the model's hidden states change no token, and their draft tokens equal the formula."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +48,7 @@ def test_tokens_are_those_of_plain_decoding(slide: bool, compile_after: int | No
 @torch.no_grad()
 def guesses(model: Decoder, draft: Decoder, context: list[int], count: int) -> list[int]:
     """The draft's proposal after a context, without a cache: each token's hidden state is joined with the next token,
-    and further guesses continue from the draft's own last state."""
+    and further draft tokens continue from the draft's own last state."""
     states, tokens = model.hidden(torch.tensor([context[:-1]])), list(context)
     assert isinstance(draft.embed, StateEmbedding)
     for _ in range(count):

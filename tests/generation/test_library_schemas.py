@@ -1,4 +1,4 @@
-"""Schemas as pydantic, zod, LangChain, instructor and OpenAPI write them constrain answers that conform to them."""
+"""Answers conform to schemas as pydantic, zod, LangChain, instructor and OpenAPI write them."""
 
 import datetime
 import decimal

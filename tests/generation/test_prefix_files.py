@@ -140,6 +140,12 @@ def test_damaged_file_is_skipped_and_rewritten(damage: str, read: Callable[..., 
         assert load(prompts, cache, 0, TEXT, LENGTH) == 9
 
 
+def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="Cannot keep prompts in .*prompts: Not a directory; name another folder"):
+        PrefixFiles(tmp_path / "file" / "prompts", decoder(DECODERS["llama"]))
+
+
 def test_full_disk_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:
     model = decoder(DECODERS["llama"])
     cache = CACHES["contiguous"](model)

@@ -1,4 +1,5 @@
-"""The sampler waits for the device once per step, and an error fails only its own request."""
+"""The sampler waits for the device once per step and once per accepted draft token; an error fails only its own
+request."""
 
 import math
 from collections import Counter

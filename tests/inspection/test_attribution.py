@@ -128,7 +128,7 @@ def test_patching_is_the_share_of_the_metric_that_an_activation_restores(model: 
 
 
 def test_patching_takes_the_heads_of_an_attention_from_its_declaration(model: onward.Decoder) -> None:
-    """Patches every site that has heads, head by head, also if layers have different numbers of heads."""
+    """Patch every site that has heads, head by head, even if layers have different numbers of heads."""
     metric = logit_difference(2, 7)
     own = onward.Decoder(dataclasses.replace(model.config, n_heads=2, n_kv_heads=2, d_head=8)).double()
     mixed = onward.Decoder(model.config).double().eval()

@@ -170,7 +170,7 @@ def test_padding_that_the_loss_leaves_out_is_right() -> None:
 
 
 def loop(model: nn.Module, change: str = "") -> None:
-    """An endless training loop with a mistake."""
+    """An endless training loop, with the mistake `change` unless it is ""."""
     params = [*model.parameters()]
     optimizer = torch.optim.AdamW(params[2:] if change == "left out" else params, 0.0 if change == "rate" else 1e-3)
     model.train(change != "eval")

@@ -1,4 +1,4 @@
-"""onward verify: the guarantees are satisfied by models, and each check can fail."""
+"""onward verify: models keep the promises, and the checks find models that do not."""
 
 import json
 import sys

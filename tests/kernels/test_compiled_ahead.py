@@ -1,5 +1,4 @@
-"""Steps compiled before the first token give the same tokens as plain steps, also on machines that cannot compile
-them."""
+"""Steps compiled before the first token give the tokens of plain steps, which machines without a compiler use."""
 
 import pwd
 import subprocess

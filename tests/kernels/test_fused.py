@@ -16,7 +16,7 @@ from onward.model import GatedFeedForwardModule, RMSNormModule
 
 from support.decoders import DECODERS
 
-DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # maximum relative difference: one unit in the last place
+DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # maximum relative difference
 
 
 @contextmanager

@@ -189,7 +189,7 @@ def test_command_trains_a_tuned_lens_and_a_sparse_autoencoder(
     assert main(["inspect", str(tiny_run), "The cat sat", "lens", "--tuned", text, "--time", "0.3s"]) == 0
     out, error = capsys.readouterr()
     assert out.startswith("Tuned lens")
-    assert re.search(r"trained \d+ steps: the loss fell from", error)
+    assert re.search(r"trained \d+ steps: the loss went from", error)
     words = ["features", text, "--activation", "blocks.1.mlp.out", "--time", "0.3s"]
     assert main(["inspect", str(tiny_run), *words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

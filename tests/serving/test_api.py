@@ -276,3 +276,15 @@ def test_requests_of_known_programs_are_answered(name: str, server: Running) -> 
     assert events[-1]["choices"] == []
     limit = body.get("max_tokens") or body["max_completion_tokens"]
     assert 0 < events[-1]["usage"]["completion_tokens"] <= limit
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_usage_of_every_event_counts_the_tokens_so_far(path: str, server: Running) -> None:
+    sent = {"max_tokens": 6, "stream": True, "prompt": "a"}
+    if "chat" in path:
+        sent["messages"] = [{"role": "user", "content": sent.pop("prompt")}]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    lines = server.post(path, **sent, stream_options=options).text.split("\n\n")
+    numbers = [json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"] for line in lines[:-2]]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > 0

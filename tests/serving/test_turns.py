@@ -22,7 +22,7 @@ def ask(url: str, key: str, **body: Any) -> httpx.Response:
 def test_a_client_with_many_requests_leaves_rows_to_another(
     share: float, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limits = RequestLimits(max_queue=20, share=share)
+    limits = RequestLimits(max_queue=8, share=share)
     with serving(tiny_run, rows=4, limits=limits, keys=["many", "few"]) as server:
         step = server.served[0].engine.step
 
@@ -30,25 +30,22 @@ def test_a_client_with_many_requests_leaves_rows_to_another(
             time.sleep(0.05)
             return step()
 
-        long = {"max_tokens": 24, "ignore_eos": True, "seed": 3}
+        long = {"max_tokens": 12, "ignore_eos": True, "seed": 3}
         alone = ask(server.url, "many", **long).json()["choices"]
         monkeypatch.setattr(server.served[0].engine, "step", slow)
         replies: list[httpx.Response] = []
-        threads = [threading.Thread(target=lambda: replies.append(ask(server.url, "many", **long))) for _ in range(24)]
+        threads = [threading.Thread(target=lambda: replies.append(ask(server.url, "many", **long))) for _ in range(12)]
         for thread in threads:
             thread.start()
-        while server.service.accounts.pending < 24:
+        while server.service.accounts.pending < 12:
             time.sleep(0.01)
-        time.sleep(0.1)
-        start = time.perf_counter()
-        reply = ask(server.url, "few", max_tokens=1)
-        seconds = time.perf_counter() - start
+        reply, before = ask(server.url, "few", max_tokens=1), len(replies)
         for thread in threads:
             thread.join()
         assert {one.status_code for one in replies} == {200}
         assert all(one.json()["choices"] == alone for one in replies), "a request that has waited goes on as before"
     if share < 1:
         assert reply.status_code == 200
-        assert seconds < 2, "24 answers take 8 s"
+        assert before < 8, "the request overtakes others that were queued before it"
     else:
         assert reply.status_code == 429

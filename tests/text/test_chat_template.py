@@ -196,8 +196,7 @@ NAMED = {"default": "{{ messages[0].content }}", "rag": "{{ documents }}"}
         ),
         ({"chat_template.jinja": NAMED["default"], "additional_chat_templates/rag.jinja": NAMED["rag"]}, NAMED),
         ({"tokenizer_config.json": '{"chat_template": "old"}', "chat_template.jinja": "new"}, {"default": "new"}),
-        ({"tokenizer_config.json": '{"chat_template": [3, {"name": "a"}, {"template": "b"}]}'}, {}),
-        ({"tokenizer_config.json": '{"chat_template": 3}'}, {}),
+        ({"tokenizer_config.json": json.dumps({"chat_template": NAMED})}, NAMED),
     ],
 )
 def test_templates_are_found_and_kept_so_that_transformers_finds_them(
@@ -215,6 +214,14 @@ def test_templates_are_found_and_kept_so_that_transformers_finds_them(
     assert Tokenizer.load(tmp_path / "again").templates == expected
     theirs = AutoTokenizer.from_pretrained(tmp_path / "again").chat_template
     assert theirs == (expected if len(expected) > 1 else expected.get("default"))
+
+
+@pytest.mark.parametrize("value", [3, [3], [{"name": "a"}], [{"template": "b"}], {"default": 3}], ids=str)
+def test_a_template_that_is_no_text_is_refused_by_its_folder(value: Any, tmp_path: Path) -> None:
+    TOKENIZERS["bytes"].save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(UserError, match=f"{tmp_path.name}: chat_template is .*: give a text"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_template_that_is_not_utf_8_is_one_sentence(tmp_path: Path) -> None:

@@ -370,7 +370,7 @@ def test_variants_tell_every_field_in_which_they_differ(
         "d_head 8 -> 16",
         "d_ff 64 -> 96",
     ]
-    assert f"wide: {wide['parameters']:,} parameters; beside base: {'; '.join(wide['differs'])}" in said.err
+    assert f"wide: {wide['parameters']:,} parameters; versus base: {'; '.join(wide['differs'])}" in said.err
     assert f"base: {base['parameters']:,} parameters\n" in said.err
 
 
@@ -379,7 +379,7 @@ def test_a_sweep_tells_what_follows_from_the_swept_value(
 ) -> None:
     shared = words(story_file, "--steps", "2", "--out", str(tmp_path / "runs"))
     assert main(["sweep", *shared, "--model.d-model", "16,32"]) == 0
-    assert "; beside model.d_model=16: learning_rate 0.03125 -> 0.015625; d_model 16 -> 32;" in capsys.readouterr().err
+    assert "; versus model.d_model=16: learning_rate 0.03125 -> 0.015625; d_model 16 -> 32;" in capsys.readouterr().err
 
 
 def test_train_without_a_preset_tells_what_follows_from_the_changes(

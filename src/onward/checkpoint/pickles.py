@@ -1,7 +1,7 @@
 """Converts weights in pickles (.bin), the format of the oldest releases, to safetensors. A separate process with a
 memory limit reads them with `torch.load(weights_only=True)`, which makes tensors and runs no code.
 
-`python -m onward.checkpoint.pickles OUT FILE ...` is that process; no other part of Onward reads a pickle.
+`python -m onward.checkpoint.pickles OUT FILE ...` is that process; no other part of Onward reads a pickle file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onward.base.limits import limit_memory
 from onward.checkpoint.weights import DTYPE_NAMES, fill
 from onward.hub.names import FILES, INDEX
 
-ROOM = 1 << 30  # bytes that the process may allocate in addition to twice those of the largest file
+ROOM = 1 << 30  # bytes that the process may allocate in addition to twice the size of the largest file
 PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 
@@ -37,7 +37,7 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
     to safetensors."""
     pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not pickles:
-        raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
+        raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which reads these pickles")
     parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".from-bin-", dir=parent) as made:
         words = [sys.executable, "-m", __name__, made, *map(str, pickles)]
@@ -45,7 +45,9 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] if done.returncode == 2 else []
             why = last[0] if last else "its process was killed, perhaps for lack of memory"
-            raise UserError(f"{pickles[0].parent}: the pickles cannot be read as weights ({why})")
+            raise UserError(
+                f"{pickles[0].parent}: the pickles cannot be read as weights ({why}): use safetensors files"
+            )
         for path in folder.iterdir():
             if path.is_file() and FILES[""].fullmatch(path.name):
                 shutil.copyfile(path, Path(made, path.name))

@@ -1,6 +1,6 @@
 """Loads the layer for multi-token prediction of a published model, as a decoder that drafts for it.
 
-Shapes: B rows, T tokens of each, D d_model.
+Shapes: B rows, T tokens per row, D d_model.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ class Projection(nn.Module):
 def load_prediction(path: Path, model: Decoder) -> Decoder:
     """Load the first layer for multi-token prediction in the files of a model, `path`, in the dtype of the loaded
     `model`: a decoder of one block with the model's embedding and head, for a HiddenDraft. Raises a UserError if the
-    files have none, or if Onward does not know the family's names for it."""
+    files have none or store it as integers, or if Onward does not know the family's names for it."""
     outline = open_source(path).outline()
     layer: PredictionLayer | None = getattr(outline.names, "PREDICTION", None)
     if layer is None:
         kind = outline.hf.get("model_type", "this format")
-        raise UserError(f"Cannot draft by mtp, because Onward reads no such layer of {kind}: leave it out")
+        raise UserError(
+            f"Cannot draft by mtp, because Onward reads no layer for multi-token prediction of {kind}: leave it out"
+        )
     config = one_layer(model.config)
     with torch.device("meta"):
         draft = Decoder(config)
@@ -69,7 +71,9 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
         precisions={},
     )
     if quantized:
-        raise UserError(f"Cannot draft by mtp, because {path} stores this layer as integers: leave it out")
+        raise UserError(
+            f"Cannot draft by mtp, because {path} stores its layer for multi-token prediction as integers: leave it out"
+        )
     draft.load_state_dict(ours, strict=False, assign=True)
     draft.embed.embed, draft.head = model.embed, model.head  # type: ignore[assignment]
     return draft.eval()
@@ -85,8 +89,8 @@ def one_layer(c: DecoderConfig) -> DecoderConfig:
 
 def new_names(layer: PredictionLayer, family: Names, config: DecoderConfig, n: int) -> Callable[[str], str]:
     """Return a function that maps the name of a stored tensor to its name in a model with `config`, which consists of
-    this layer only; to "" for tensors of other layers, and for copies of the embedding and the head. `n` is the number
-    of other layers."""
+    this layer only; to "" for tensors of other layers, and for copies of the embedding and the head. `n` is the index
+    of this layer in the files."""
     norm = next(str(their) for their, our, *_ in family.names(config) if our == "norm.weight")
     own = {f"{getattr(layer, name).format(n=n)}.weight": f"{our}.weight" for name, our in OURS.items()}
     own[f"{layer.norm.format(n=n)}.weight"] = norm

@@ -43,7 +43,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def family(self) -> tuple[Family, DecoderConfig]:
-        """The family and config of the model; opens no file of weights."""
+        """The family and config of the model; reads no weights."""
 
     @abstractmethod
     def stored(self) -> Mapping[str, StoredTensor]:
@@ -83,10 +83,14 @@ class SizeLimit(TorchFunctionMode):
             result = func(*args, **kwargs)
         except (RuntimeError, OverflowError, TypeError) as error:
             reason = str(error).splitlines()[0]
-            raise UserError(f"config.json or options ask for sizes that no tensor can have ({reason})") from None
+            raise UserError(
+                f"config.json or options ask for sizes that no tensor can have ({reason}): reduce them"
+            ) from None
         self.allocated += result.numel()
         if self.allocated > 4 * self.elements:  # smaller differences are reported with a tensor's name
-            raise UserError(f"config.json asks for far more parameters than the {self.elements:,} in the files")
+            raise UserError(
+                f"config.json asks for far more parameters than the {self.elements:,} in the files: download both again"
+            )
         return result
 
 

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, single or as the shards of an index, read in pieces."""
+"""Reads and writes safetensors files, single or as the shards of an index, in pieces."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The command `onward`: one file of `commands/` per sub-command, imported when called; `shared/` has common code."""
+"""The command `onward`: one module of `commands/` per sub-command, imported when called; `shared/` has common code."""
 
 import importlib
 import os

@@ -23,7 +23,7 @@ GROUPS = {
         "generate": "prompt -> logits -> next token -> text",
         "chat": "a conversation, turn by turn",
         "serve": "models behind the API of OpenAI",
-        "evaluate": "loss, perplexity and bits per byte of a model on a text; its scores at tasks",
+        "evaluate": "loss, perplexity and bits per byte of a model on a text; its scores on tasks",
         "prompt": "how examples in a prompt change the probabilities of answers",
     },
     "look inside": {
@@ -33,7 +33,7 @@ GROUPS = {
     },
     "check": {
         "doctor": "common mistakes in any decoder, such as your own or a tutorial's",
-        "verify": "every way to run a model, compared with a plain forward pass",
+        "verify": "ways to run a model, each compared with a plain forward pass",
     },
     "sizes and speed": {
         "plan": "estimated memory, operations, speed and cost of a decoder, each with its formula",
@@ -98,7 +98,7 @@ How data flows, and the command for each step:
   weights -> another program                                   onward convert runs/mybook mybook.gguf
                                       for everybody to use     onward push runs/mybook me/mybook --license mit
 
-All of it at once, on text that comes with Python:     onward quickstart
+A first model, on text that comes with Python:                 onward quickstart
 Well-known texts to train on:                                  onward data list
 Published decoders and their differences:                      onward models
 The ideas behind them in pictures:                             onward draw mask

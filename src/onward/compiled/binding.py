@@ -21,15 +21,15 @@ from onward.model.states import RowStates
 class Binding:
     """The arguments of a compiled decoding step's kernel calls that depend on the memory of a KV cache and on the
     number of threads. `follow`, called before each step, sets these arguments again if the memory or the number has
-    changed. `rows` is the number of rows B of the step; `cache` has the kinds of layers (contiguous or paged) for which
-    the calls were compiled."""
+    changed. `rows` is the number of rows B of the step; `cache` has the kinds of layers (contiguous or paged, quantized
+    or not) for which the calls were compiled."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
         self.kinds = [(layer.table is not None, layer.quantized) for layer in cache.layers]
         self.layers: list[LayerCache] = []
         self.threads = 0
-        self.scratch: Tensor | None = None  # (T, H, L): attention scores
+        self.scratch: Tensor | None = None  # (threads, heads, slots): attention scores
 
     def follow(self, cache: KVCache) -> None:
         """Set the kernel arguments again if the layers of `cache` differ from those of the last call, for example after

@@ -24,15 +24,16 @@ FOLD = 64  # number of 64-bit words per sum of a checksum
 
 def marks(model: Decoder) -> tuple[object, ...]:
     """Return numbers and settings that differ after a hook was registered (on anything in this process), behavior was
-    attached to the model or detached from it, or a setting of PyTorch has changed; the number of hooks comes first."""
+    attached to the model or detached from it, or a setting of PyTorch has changed; the number of hooks registered so
+    far comes first."""
     return RemovableHandle.next_id, version(model), *ambient(model)
 
 
 class Snapshot:
     """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model is
-    unchanged, by comparing all of its objects by identity. A decoding step of the model is `compilable` if nothing
-    observes or changes the model's forward pass except LoRA adapters of linear layers and embeddings: no other hook, no
-    edit and no replaced method."""
+    unchanged, by comparing all of its objects. A decoding step of the model is `compilable` if nothing observes or
+    changes the model's forward pass except LoRA adapters of linear layers and embeddings: no other hook, no edit and no
+    replaced method."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -40,7 +41,7 @@ class Snapshot:
         self.marks = marks(model)
         self.hooks = self.hooks_now()
         self.replaced = is_traced(model) or self.inventory.is_replaced
-        self.selection = selection(model)  # Selection of its LoRA adapters
+        self.selection = selection(model)
         adapters = [module for module in model.modules() if isinstance(module, Adapter)]
         self.factors = [t for one in adapters if one.magnitude is not None for t in (one.a, one.b)]  # of DoRA
         self.values = self.values_now()
@@ -90,8 +91,8 @@ class Snapshot:
         return True
 
     def versions(self) -> list[int]:
-        """Return PyTorch's version counter of each tensor of the model, to detect changed weights. Each in-place
-        operation increases it; changes through `data` or NumPy do not."""
+        """Return PyTorch's version counter of each tensor of the model, except inference tensors, to detect changed
+        weights. Each in-place operation increases it; changes through `data` or NumPy do not."""
         return [tensor._version for tensor in self.versioned]
 
     @property
@@ -124,7 +125,7 @@ class Snapshot:
 
 
 def fingerprint(model: Decoder) -> str | None:
-    """Return a hash of the structure and the weights of a model; None while the model has hooks or edits. The processes
+    """Return a hash of the structure and the weights of a model, or None as `Snapshot.fingerprint` does. The processes
     of a tensor axis that divides the model call this together, and must not have added hooks or edits."""
     return fingerprint_of_parts(model) if tensor_axis(model) > 1 else Snapshot(model).fingerprint()
 
@@ -146,7 +147,7 @@ def fingerprint_of_parts(model: Decoder) -> str:
 
 def checksum(tensor: Tensor) -> bytes:
     """Return a hash of a tensor's bytes, limited only by the memory bandwidth: sums of 64-bit words, modulo 2 ** 64,
-    along two directions, so that a different order gives a different hash."""
+    along two directions, so that the order of the words matters."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

@@ -84,7 +84,7 @@ class GraphStep(CompiledStep):
     @classmethod
     def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step, folder: Path | None) -> Self:
         """Make a step for `shape` (rows, tokens per row) whose kernels torch.compile generates now; `folder` keeps
-        their code for the next start. The step is run once, at position 0 of the rows, which must be empty."""
+        their code for the next start. The step is run at position 0 of the rows, which must be empty."""
         if folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_folder(folder) or temporary_folder())
         graphs, zeros = cls(model, shape, step, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)

@@ -22,7 +22,7 @@ from onward.model.adapters import Adapter, Selection
 from onward.model.attachments import ATTACHMENTS, LAYERS
 from onward.model.decoder import Decoder
 
-INTERNAL = set(vars(nn.Module())) - {"training"} | {ATTACHMENTS, LAYERS}  # attributes that do not affect the forward
+INTERNAL = set(vars(nn.Module())) - {"training"} | {ATTACHMENTS, LAYERS}  # without effect on the forward pass
 SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 TENSORS = (Tensor, nn.Parameter)  # other tensor classes override functions of PyTorch
 GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
@@ -140,7 +140,8 @@ def functions_of(value: object) -> list[FunctionType]:
 
 
 def is_foreign(cls: type, function: FunctionType) -> bool:
-    """Return whether a function in a class of Onward or PyTorch was patched in, that is, defined in another module."""
+    """Return whether a function in a class of Onward or PyTorch was patched in, that is, defined outside Onward,
+    PyTorch and the standard library."""
     ours, package = {"onward", "torch"}, (function.__module__ or "").partition(".")[0]
     return cls.__module__.partition(".")[0] in ours and package not in ours | sys.stdlib_module_names
 

@@ -20,13 +20,13 @@ from onward.model.cache import KVCache
 from onward.model.layer_cache import LayerCache
 
 OPERATIONS = ELEMENTWISE | ROWS  # lowering functions by operation name
-MIN_PARALLEL_HEADS = 512  # minimum number of queries per row for which several threads are faster than one
+MIN_PARALLEL_HEADS = 512  # minimum heads * d_head for which several threads are faster than one
 
 
 def lower(records: Sequence[StepRecord], cache: KVCache, positions: Tensor) -> list[Call]:
-    """Translate the records of a decoding step (operations, cache writes and attention) to calls of kernels. `cache`
-    has the kinds of layers that the kernels read; `positions` (B, T) is the tensor of positions in the recording.
-    Raises NotCompilable for an operation or tensor without a kernel."""
+    """Translate the records of a decoding step to calls of kernels. `cache` has the kinds of layers that the kernels
+    read; `positions` (B, T) is the tensor of positions in the recording. Raises NotCompilable for an operation or
+    tensor without a kernel."""
     calls = []
     with unreadable_is_not_compilable():
         for record in records:

@@ -14,7 +14,7 @@ class ModelState:
 
     Comparing everything on which the forward pass depends takes 0.1 to 1 ms. An engine therefore sets `confirmed` to
     False after user code has run, which may have changed the model; the next `follow` then compares everything. While
-    the state is confirmed, `follow` only checks whether hooks were registered or behavior was attached.
+    the state is confirmed, `follow` only checks hooks, attached behavior and the settings of PyTorch.
 
     If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
     operations that PyTorch counts can change it. The state of a model that is `kept` is used again by a later call, and
@@ -53,7 +53,7 @@ class ModelState:
         return last
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the structure and the weights of the model; None if the model has hooks or edits."""
+        """Return a hash of the structure and the weights of the model, or None as `Snapshot.fingerprint` does."""
         snapshot = self.follow()
         if self.known is None or self.known[0] != self.changes:
             self.known = self.changes, snapshot.fingerprint()

@@ -57,9 +57,9 @@ def is_read(tensor: Tensor, records: Sequence[StepRecord]) -> bool:
 
 def needed(recording: Recording, weights: Sequence[Tensor]) -> list[StepRecord]:
     """Return the recorded operations of a decoding step that a compiled step must repeat, in order: those that depend
-    on tokens, positions, the cache, the rows' adapters or `weights`, and on which the result or the cache depends.
-    `weights` are the tensors that may change between steps. Raises NotCompilable if an operation overwrites a
-    constant."""
+    on tokens, positions, the RoPE length, the cache, the rows' adapters or `weights`, and on which the result or the
+    cache depends. `weights` are the tensors that may change between steps. Raises NotCompilable if an operation
+    overwrites a constant."""
     inputs = [recording.tokens, recording.positions, recording.rope_length, recording.adapters, *weights]
     changing, constant = memory(inputs), set[int]()
     kept = []
@@ -67,7 +67,7 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[StepRecord]:
         reads, writes = reads_and_writes(record)
         if isinstance(record, Write | Attention | Advance) or reads & changing:
             if isinstance(record, Operation) and writes & constant:
-                raise NotCompilable(f"{label(record)} in place of a constant")
+                raise NotCompilable(f"{label(record)} that overwrites a constant")
             changing |= writes
             kept.append((record, reads, writes))
         else:

@@ -1,8 +1,8 @@
 """Records the operations of one decoding step of a model, which `compiled/program.py` compiles.
 
-The model runs as always, over a cache whose layers record writes and attention. A recorded tensor keeps its memory, so
-the operations can be repeated in place, on new tokens and positions.
-Shapes: B rows, T tokens per row, S slots.
+The model runs as always, over a cache whose layers record what the model does with them. A recorded tensor keeps its
+memory, so the operations can be repeated in place, on new tokens and positions.
+Shapes: B rows, T tokens per row, H query heads, K key/value heads, E width of a query, F of a value, R of a tail.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Advance:
 
 @dataclass(frozen=True, eq=False)
 class Recurred(Advance):
-    """The record of a recurrence over the new tokens (see `model/recurrent/recurrence.py`); y is (B, G, R, T, F)."""
+    """The record of a recurrence over the new tokens; y is (B, G, R, T, F), in the letters of
+    `model/recurrent/recurrence.py`."""
 
     q: Tensor
     k: Tensor
@@ -87,10 +88,10 @@ class Recurred(Advance):
 
 @dataclass(frozen=True, eq=False)
 class Convolved(Advance):
-    """The record of a causal convolution over the new tokens; y is (B, T, X)."""
+    """The record of a causal convolution over the new tokens; y is (B, T, X), for X channels."""
 
     x: Tensor  # (B, T, X)
-    weight: Tensor  # (K, X), in fp32
+    weight: Tensor  # (taps, X), in fp32
 
 
 StepRecord = Write | Attention | Recurred | Convolved | Operation
@@ -99,8 +100,8 @@ HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, 
 
 
 class Recorder(TorchDispatchMode):
-    """A mode of PyTorch that records every operation inside the `with` block in its list `records`; a `RecordedLayer`
-    adds the writes and attention on the KV cache."""
+    """A mode of PyTorch that records every operation inside the `with` block in its list `records`; `RecordedLayer` and
+    `RecordedStates` add what a layer does with the cache."""
 
     records_steps = True  # see `kernels.recorded.is_recorded`
 
@@ -180,7 +181,7 @@ class RecordedEntry(CacheEntry):
         sinks: Tensor | None,
     ) -> Tensor:
         """Record the attention of q (B, T, H, E) to this entry, the keys, and to the values `v`; returns a tensor
-        (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
+        (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a nonlinear bias."""
         assert self.cache.recorder is not None
         if not mask.linear:
             raise NotCompilable("a nonlinear bias of the scores")
@@ -246,9 +247,9 @@ def record_step(
     shape: StepShape,
     chosen: Selection | None = None,
 ) -> Recording:
-    """Record the operations of a decoding step: call `run(tokens, positions, view)`, which returns logits, once for T
-    new tokens in each of the first B rows of a cache. `shape` is (B, T); `chosen` is the Selection of the model's LoRA
-    adapters, if it has any."""
+    """Record the operations of a decoding step: call `run(tokens, positions, view)`, which returns the result, such as
+    logits, once for T new tokens in each of the first B rows of a cache. `shape` is (B, T); `chosen` is the Selection
+    of the model's LoRA adapters, if it has any."""
     tokens, positions = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()

@@ -20,7 +20,7 @@ from onward.model.layer_cache import SCALE, LayerCache
 from onward.model.paged import PagedLayerCache
 from onward.tracing.listening import Uncompiled, is_traced
 
-MAX_STEPS = 128  # number of compiled steps that a runner and a pool keep; each allocates its own memory
+MAX_STEPS = 128  # maximum number of compiled steps in a runner or in a pool; each step allocates its own memory
 Kind = tuple[StepShape, tuple[str, ...], Step]  # the shape of a step, the LoRA adapters of its rows, and its function
 CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # dtype and class of a cache, and whether it is quantized
 
@@ -81,15 +81,15 @@ def compile_step(model: Decoder, cache: KVCache, shape: StepShape, step: Step = 
 
 
 def unsupported(model: Decoder, cache: KVCache) -> str:
-    """Return the reason why no steps of this model over this cache can be compiled; "" if steps can be."""
+    """Return why the device or the cache prevents compiled steps of this model; "" if they do not."""
     if model.device.type not in IMPLEMENTATIONS:
         return f"the model is on {model.device.type}"
     return "" if is_readable(cache, model.dtype) else "compiled steps cannot read a cache of this kind or dtype"
 
 
 def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Return whether compiled steps can read a cache: all entries have this dtype, or are quantized with scales in this
-    dtype."""
+    """Return whether compiled steps can read a cache: its layers are contiguous or paged, and all entries have this
+    dtype or are quantized with scales in this dtype."""
     known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
     tensors = [
         tensor

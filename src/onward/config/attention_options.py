@@ -55,7 +55,7 @@ class PowerScale(QueryScale, kind="power"):
     """The factor (1 + (p + 1) / original) ** exponent."""
 
     exponent: Factor = 0.1  # how fast the factor grows
-    original: Size = 2048  # positions after which the factor is 2 ** exponent
+    original: Size = 2048  # number of tokens after which the factor is 2 ** exponent
 
 
 @dataclass(frozen=True)

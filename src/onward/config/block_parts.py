@@ -60,7 +60,7 @@ class ScaledBlock(Block, kind=""):
 
     `layer_inputs(config)` of a block of your own returns a module from token ids (B, T) and the input x (B, T, D) of
     the first block to (L, B, T, P), the vectors of the tokens for each of L layers. The modules of the blocks read them
-    from their AttentionContext as `inputs`; all layers have such a block.
+    from their AttentionContext as `inputs`; all layers must have a block with this method.
     """
 
     weights: ClassVar[OwnMethod] = None

@@ -45,7 +45,7 @@ class DecoderConfig(Shown):
     n_heads: Size  # number of query heads
     n_kv_heads: SizeOrZero = 0  # number of key/value heads: 1 is multi-query; 0: n_heads
     d_head: SizeOrZero = 0  # width of a head; 0: d_model / n_heads
-    d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model; gated: 8/3 d_model, up to a multiple of 32
+    d_ff: SizeOrZero = 0  # width inside the feed-forward; 0: 4 d_model; gated: next multiple of 32 from 8/3 d_model
     context_length: Size = 1024  # the longest sequence, in tokens
     position: Position | tuple[Position, ...] = Rotary()  # how position information enters the model
     attention: Attention | tuple[Attention, ...] = SelfAttention()  # how a token attends to earlier tokens

@@ -18,8 +18,8 @@ class LatentAttention(Attention, kind="latent"):
 
     d_latent: Size = 512  # width of the latent of keys and values
     d_query_latent: SizeOrZero = 0  # width of the latent of queries; 0: queries are projected from x
-    d_nope: Size = 128  # elements of each query and key that are not rotated
-    d_rope: Size = 64  # rotated elements of each query and key; all heads share the rotated elements of the key
+    d_nope: Size = 128  # number of elements of each query and key that are not rotated
+    d_rope: Size = 64  # number of rotated elements of each query and key; all heads share those of the key
     d_value: Size = 128  # width of each head's value
     scale: Factor | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
     bias: bool = False  # whether the projections to the latents and the output projection have biases
@@ -76,7 +76,9 @@ def index_source(config: ConfigFields, layer: int) -> int:
         other = at(config.attention, earlier)
         if isinstance(other, LatentAttention) and isinstance(other.indexer, Indexer):
             return earlier
-    raise UserError(f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one")
+    raise UserError(
+        f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one: give it one"
+    )
 
 
 def most_keys(part: Attention, config: ConfigFields) -> int:

@@ -65,8 +65,8 @@ class EVA(Initialization, kind="eva"):
 
 @dataclass(frozen=True)
 class LoRA(Adapters, kind="lora"):
-    """Low-rank adapters for the weights that match `targets` (Hu et al. 2021): W + B A alpha / rank, where only A and B
-    are trained.
+    """Low-rank adapters for the weights that match `targets` (Hu et al. 2021): W + B A alpha / rank, where A and B are
+    trained in place of W.
 
     A target is a part of a weight's dotted name: "q" and "attn.q" match the queries of all layers, "mlp" all weights of
     the feed-forwards including stacks of experts, "blocks.0" those of the first block, "head" the head.

@@ -149,7 +149,7 @@ class Mesh:
             fitting = f"{length + -length % (2 * self.context):,}"
             raise UserError(
                 f"mesh {str(self)!r} cannot divide windows, because {2 * self.context} does not divide their "
-                f"{length:,} tokens: choose a context_length of {fitting}, or another context"
+                f"{length:,} tokens: choose a context_length of {fitting}, or another context axis"
             )
 
 
@@ -165,7 +165,8 @@ def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
 
 
 def layers_of_stage(n_layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a stage; if stages do not divide them evenly, earlier stages have one more."""
+    """Return the layers of a stage; if the layers cannot be divided evenly, some stages, the first included, have one
+    more."""
     first, end = (-(-n_layers * i // stages) for i in (stage, stage + 1))
     return range(first, end)
 

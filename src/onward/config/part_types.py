@@ -1,7 +1,7 @@
 """The types of parts of a DecoderConfig, and the methods that every part of a type has. Does not import torch.
 
 Parts are values: `model/` builds their modules and computes rotations, biases and frequencies. A part of your own may
-define its own methods for this; in Onward's parts these methods are None.
+define its own methods for this; in the parts of `config/` these methods are None.
 Shapes: B batch, T tokens in this call, S keys, D d_model, H heads.
 """
 
@@ -58,8 +58,8 @@ class DecoderPart(Part):
         """Raise a UserError if a field of this part is out of range or does not fit the sizes of the config."""
 
     def without_repeated_sizes(self, config: ConfigFields) -> Self:
-        """Return this part with 0 in place of sizes that equal those of the config, so that equal decoders have one
-        form."""
+        """Return this part with 0 in place of sizes that equal those of the config, so that equal decoders have equal
+        fields."""
         repeated = [name for name in self.sizes if getattr(self, name) == getattr(config, name)]
         return replace(self, **dict.fromkeys(repeated, 0)) if repeated else self  # type: ignore[type-var]
 
@@ -119,7 +119,8 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}; {} if it stores none. Those of a part of your own are found in a trial forward."""
+        (n_kv_heads, d_head), ...}; {} if it stores none. Those of a part of your own are found in a trial forward
+        pass."""
         return {}
 
     def heads(self, config: ConfigFields) -> HeadSizes:

@@ -30,7 +30,8 @@ class Recurrent(Attention, kind=""):
         raise NotImplementedError
 
     def state_flops(self, config: ConfigFields) -> int:
-        """Return the operations of a step's products: addition and reading, and with `corrects` one more reading."""
+        """Return the floating-point operations per token: an addition to the state, a reading and, with `corrects`, one
+        more reading."""
         numbers = math.prod(self.states(config).get("state", ((0,), None))[0])
         return numbers * (6 if self.corrects else 4)
 
@@ -49,7 +50,7 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
     n_value_heads: SizeOrZero = 0  # number of value heads, a multiple of n_heads; 0: n_heads
     d_key: SizeOrZero = 0  # width of each query and key; 0: the config's d_head
     d_value: SizeOrZero = 0  # width of each value; 0: d_key
-    d_conv: Size = 4  # tokens that the convolution reads, the token itself included
+    d_conv: Size = 4  # number of tokens that the convolution reads, the token itself included
     decay: Literal["head", "element"] = "head"  # one decay for each value head, or for each element of a key
     negative: bool = False  # whether a token may replace a value by its opposite: the strength is up to 2, not 1
     gate: Literal["silu", "sigmoid"] = "silu"  # the activation function of the output's gate
@@ -101,10 +102,10 @@ class Mamba2(Recurrent, kind="mamba2"):
     gate multiplies the output."""
 
     n_heads: SizeOrZero = 0  # number of heads; 0: as many as make 2 d_model channels
-    d_head: Size = 64  # channels of a head
-    n_groups: Size = 1  # groups of heads that share the input and output projections of the state
+    d_head: Size = 64  # number of channels of a head
+    n_groups: Size = 1  # number of groups of heads that share the input and output projections of the state
     d_state: Size = 128  # size of the state for each channel
-    d_conv: Size = 4  # tokens that the convolution reads, the token itself included
+    d_conv: Size = 4  # number of tokens that the convolution reads, the token itself included
     conv_bias: bool = True  # whether the convolution has a bias
     bias: bool = False  # whether the projections have biases
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # the norm of the output, in each group
@@ -145,7 +146,7 @@ class ShortConvolution(Recurrent, kind="short_convolution"):
     """out(c * conv(b * x)) with b, c and x projected from the input: a causal convolution of each channel over a few
     tokens, between two gates (LFM2, Liquid AI 2025)."""
 
-    d_conv: Size = 3  # tokens that the convolution reads, the token itself included
+    d_conv: Size = 3  # number of tokens that the convolution reads, the token itself included
     bias: bool = False  # whether the projections and the convolution have biases
 
     def channels(self, config: ConfigFields) -> int:

@@ -28,7 +28,7 @@ class Routing(Part):
     scale: Factor = 1.0  # multiplies the weights
     n_groups: Size = 1  # number of equal groups that the experts are divided into
     top_k_groups: Size = 1  # number of groups from which a token's experts are selected
-    group_top_k: SizeOrZero = 0  # a group's score is the sum of this many of its best scores; 0: the default
+    group_top_k: SizeOrZero = 0  # a group's score is the sum of this many of its best scores; 0: the routing's default
     min_sum: Epsilon = 1e-20  # lower bound of the sum by which the weights are divided
     softcap: Factor | None = None  # logits z become cap * tanh(z / cap)
     selection_bias: bool = False  # a bias per expert is added to the scores for the selection, not for the weights

@@ -63,7 +63,9 @@ class DynamicScaling(Scaling, kind="dynamic"):
 
     def check(self, pairs: int) -> None:
         if pairs < 2:
-            raise UserError("position.rotary.scaling.dynamic needs at least 4 rotated elements per head")
+            raise UserError(
+                "position.rotary.scaling.dynamic needs at least 4 rotated elements per head: change d_head or fraction"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ def kv_source(config: ConfigFields, layer: int) -> int:
         if (other.shares_kv, other.window, other.chunked) == (False, part.window, part.chunked):
             return earlier
     raise UserError(
-        f"attention.shares_kv: layer {layer} shares keys, but no layer before it has its own keys and the same window"
+        f"attention.shares_kv: layer {layer} shares keys, but no layer before it has its own keys and the same window: "
+        "set shares_kv to false"
     )
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Sizes(Protocol):
-    """Protocol with the sizes of DecoderConfig, as the first half of `part_types.ConfigFields`."""
+    """Protocol with the sizes of DecoderConfig, the base of `part_types.ConfigFields`."""
 
     @property
     def d_model(self) -> int: ...

@@ -24,7 +24,7 @@ class Filters:
     max_repeated_paragraphs: float | None = None  # maximum fraction of repeated paragraphs (Gopher: 0.3)
     max_repeated_paragraph_text: float | None = None  # maximum fraction of text in repeated paragraphs (Gopher: 0.2)
     max_top_ngrams: tuple[float, ...] = ()  # maximum fraction of text in the top 2-, 3-, 4-gram (Gopher: 0.2 0.18 0.16)
-    max_repeated_ngrams: tuple[float, ...] = ()  # in repeated 5- to 10-grams (Gopher: 0.15 0.14 0.13 0.12 0.11 0.1)
+    max_repeated_ngrams: tuple[float, ...] = ()  # maximum fraction of text in repeated 5- to 10-grams (Gopher: .15-.1)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Cleaning(Filters):
     """Which documents to drop: those that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that equal an earlier one
-    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; recall > 95 %
+    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; recall 95 %
 
     def __post_init__(self) -> None:
         if self.near is not None and not 0 < self.near <= 1:

@@ -130,7 +130,8 @@ def standard_library() -> Path:
 
 
 def modules(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield (name, source text) of each module below a folder, except tests and unreadable files."""
+    """Yield (name, source text) of each module below a folder, except tests, installed packages and unreadable
+    files."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):

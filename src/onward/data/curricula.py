@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onward.base.errors import UserError
 from onward.config.mixtures import MovingWeight, points_of
 
-BLOCK = 10_000  # number of windows in which each source has exactly its share
+BLOCK = 10_000  # number of windows after which the order of the sources repeats, with constant weights
 GRID = 1 << 14  # steps of the sum that approximates the integral of changing weights over a run
 
 SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -28,7 +28,7 @@ class Interleaving(Protocol):
 
 
 class Constant:
-    """Constant weights: in every BLOCK windows, each source has exactly its share of windows, evenly spread."""
+    """Constant weights: in every BLOCK windows, each source has its share of windows, rounded and evenly spread."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         if not min(weights) * BLOCK > sum(weights):  # also refuses NaN

@@ -22,7 +22,7 @@ from onward.base.splitmix import GOLDEN
 PERMUTATIONS = 128
 SHINGLE_WORDS = 5
 RECALL = 0.95  # fraction of the pairs exactly at the similarity threshold that the bands must find
-HASHES_AT_ONCE = 1 << 22  # documents
+HASHES_AT_ONCE = 1 << 22  # number of documents whose hashes are in memory together
 PAIRS_AT_ONCE = 1 << 14  # pairs of signatures per comparison
 KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; CONTINUED: continues the previous unit's document
 
@@ -91,8 +91,9 @@ class Verdicts:
             return np.asarray(arrays[name])
 
     def drop_duplicates(self, exact: bool, near: float | None) -> None:
-        """Mark duplicates among the documents that passed the filters (with `near`, also documents with at least this
-        similarity to an earlier one), and write NUMBER.verdicts.npy for each unit."""
+        """Mark duplicates among the documents that passed the filters: with `exact`, documents that equal an earlier
+        one; with `near`, documents of at least this similarity to an earlier one. Write NUMBER.verdicts.npy for each
+        unit."""
         continued, head, before = np.flatnonzero(self.verdicts == CONTINUED).tolist(), -1, -1
         if exact:
             for index in continued:
@@ -109,7 +110,8 @@ class Verdicts:
             write_array(self.folder / f"{unit:05}.verdicts.npy", verdicts)
 
     def drop_near(self, similarity: float) -> None:
-        """Only pairs that agree in all columns of a band are compared (locality-sensitive hashing)."""
+        """Mark near duplicates. Each document is compared only with the first one that agrees with it in all columns of
+        a band (locality-sensitive hashing)."""
         width = band_width(similarity)
         for start in range(0, PERMUTATIONS - width + 1, width):
             for later, first in self.repeats(partial(self.band, slice(start, start + width))):

@@ -65,10 +65,10 @@ class Encoder:
         self.tokenizer = tokenizer
         self.chat = Chat(tokenizer) if tokenizer.templates else None
         self.end = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
-        self.labels: tuple[str, ...] = ()  # the classes of `classified`, which are known after its first table
+        self.labels: tuple[str, ...] = ()  # classes of a classifier, set by `forms.classified`
 
     def document(self, text: str) -> TokenSequence:
-        """The text between the beginning-of-text and end tokens; all tokens are trained."""
+        """The text between the beginning-of-text and end tokens of the tokenizer, if any; all tokens are trained."""
         check_text(text, "text")
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
         return TokenSequence(tokens, [True] * len(tokens))

@@ -56,7 +56,7 @@ class Document:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Characters of each word, (W,)."""
+        """Number of characters of each word, (W,)."""
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def ngram_hashes(self, n: int) -> np.ndarray:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
 READABLE = TEXT | KINDS.keys() | {".parquet"}  # suffixes of the files that are read in a folder
-MOST_MARKUP = 1 << 28  # bytes of a file whose text is extracted, which is in memory whole
+MOST_MARKUP = 1 << 28  # maximum number of bytes of a file whose text is extracted, because it is read whole
 COMPRESSED = ".gz", ".bz2", ".xz", ".zst"
 ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"
 OTHER_DOCUMENTS = ".doc", ".odt", ".rtf", ".pptx", ".ppt", ".xlsx", ".xls", ".mobi", ".azw3", ".djvu", ".chm"
@@ -57,7 +57,7 @@ class PieceSizes:
     """The sizes of the pieces in which sources are read."""
 
     piece_chars: int = 1 << 24  # approximate number of characters in a piece
-    block_bytes: int = 1 << 20  # bytes read from a file at a time
+    block_bytes: int = 1 << 20  # number of bytes read from a file at a time
     line_chars: int = 1 << 26  # maximum number of characters in a .jsonl line, which is read whole
     serial_bytes: int = 1 << 22  # encode smaller sources in this process, because starting workers takes longer
 
@@ -72,7 +72,7 @@ class SourcePiece:
     name: str  # the file, for messages
     text: bytes = b""  # content of a text file, or a part of it; UTF-8 bytes take less memory than str
     records: Sequence[str] = ()  # the documents of a table, instead of `text`
-    size: int = 0  # bytes on disk
+    size: int = 0  # size on disk in bytes
     line: int = 0  # number of the first line, in a .jsonl; otherwise 0
     begins: bool = True  # whether the first document begins in this piece
     ends: bool = True  # whether the last document ends in this piece
@@ -85,8 +85,8 @@ class SourcePiece:
         return len(self.text) + sum(map(len, self.records))
 
     def documents(self, field: str, found: Extraction | None = None) -> Iterator[str]:
-        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. The formats of extracted markup
-        are added to `found`."""
+        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. Counts of the documents with
+        extracted text are added to `found`."""
         found = Extraction() if found is None else found
         if self.kind:
             text, lines = without_lines(extracted(self.kind, self.text, self.name), self.repeated)
@@ -289,7 +289,7 @@ def is_blank_file(path: Path) -> bool:
 
 
 class NotText(UserError):
-    """Bytes that an encoding cannot decode: `what` names file and position, `advice` the remedy."""
+    """Raised for bytes that are not text in an encoding: `what` names file and position, `advice` the remedy."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")

@@ -292,21 +292,24 @@ class ChatReply(Streamed):
             choices.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {}))
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
-        return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
+    def chunk(self, choices: list[dict[str, Any]], with_usage: bool) -> bytes:
+        usage = {"usage": self.usage()} if with_usage else {}
+        return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **usage})
 
     def beginning(self) -> Iterator[bytes]:
         for index in range(len(self.splitters)):
             delta = {"role": "assistant", "content": ""}
-            yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
+            choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+            yield self.chunk([choice], self.body.continuous_usage)
 
     def growth(self, update: Update) -> Iterator[bytes]:
         for choice in self.choices(update):
-            yield self.chunk([choice])  # one by one: many clients read the first choice of an event only
+            # one by one: many clients read the first choice of an event only
+            yield self.chunk([choice], self.body.continuous_usage)
 
     def ending(self) -> Iterator[bytes]:
         if self.body.include_usage:
-            yield self.chunk([], usage=self.usage())
+            yield self.chunk([], with_usage=True)
         yield from super().ending()
 
     def choices(self, update: Update) -> list[dict[str, Any]]:

@@ -130,7 +130,8 @@ class CompletionReply(Streamed):
 
     def growth(self, update: Update) -> Iterator[bytes]:
         choice = self.choices[update.index].piece(update.index, update)
-        yield event({**self.head, "choices": [choice]})
+        usage = {"usage": usage_of(self.job)} if self.body.continuous_usage else {}
+        yield event({**self.head, "choices": [choice], **usage})
 
     def ending(self) -> Iterator[bytes]:
         if self.body.include_usage:

@@ -101,11 +101,12 @@ class Structured(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """The options of a stream: whether its last event holds the token counts."""
+    """The options of a stream: which of its events hold the token counts."""
 
     model_config = ConfigDict(extra="allow")
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="With include_usage: usage in every event.")
     include_obfuscation: bool | None = Field(None, description="true is refused: the server adds no padding.")
 
 
@@ -250,6 +251,11 @@ class AnswerFields(AnswerOptions):
     def include_usage(self) -> bool:
         """Whether the last event of a stream holds the token counts, as the request asks."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether every event of a stream holds the token counts so far."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
 def check_others(body: Body) -> None:

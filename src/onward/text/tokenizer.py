@@ -300,13 +300,18 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Chat templates of a folder by name; a single one is named `default`."""
-    value = next(filter(None, (table.get("chat_template") for table in tables.values())), None)
-    named = value if isinstance(value, list) else [{"name": "default", "template": value}]
-    templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
+    value = next(filter(None, (table.get("chat_template") for table in tables.values())), [])
+    if isinstance(value, list):
+        pairs = [(t.get("name"), t.get("template")) if isinstance(t, dict) else (t, None) for t in value]
+    else:
+        pairs = [*value.items()] if isinstance(value, dict) else [("default", value)]
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise UserError(f"{folder}: chat_template is {shown(value)}: give a text, or a list of names and templates")
+    templates = dict(pairs)
     for file in folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja"):
         if file.is_file():
             try:
                 templates["default" if file.parent == folder else file.stem] = file.read_text(encoding="utf-8")
             except ValueError:
                 raise UserError(f"{file} is not UTF-8 text: save it as UTF-8") from None
-    return {name: t for name, t in templates.items() if isinstance(name, str) and isinstance(t, str)}
+    return {name: t for name, t in templates.items() if isinstance(t, str)}

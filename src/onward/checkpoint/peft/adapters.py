@@ -3,8 +3,8 @@
 Tensors have the names of the base's family, see `adapted_weights.py`: base_model.model.MODULE.lora_A.weight (R, I) and
 lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; for
 trained tokens token_adapter.trainable_tokens_delta (N, D). Fully trained modules, and a classification or value head,
-have their own names, and biases of adapted layers have the name of the base layer. base.json is described in
-`bases.py`.
+have base_model.model.MODULE.weight, and biases of adapted layers base_model.model.MODULE.base_layer.bias. base.json is
+described in `bases.py`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,9 @@ def adapter_files(
         if target.expert is None and any(our in adapters for our in target.ours)
     ]
     if left := adapters.keys() - {our for target in chosen for our in target.ours}:
-        raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
+        raise UserError(
+            f"Cannot save the adapter of {min(left)}, because PEFT has no name for it in this family: merge it instead"
+        )
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for module, target in tensor_names(chosen).items():
         kept = joined(target, adapters, targets, gather)
@@ -151,8 +153,8 @@ def adapter_files(
         tensors[f"{PREFIX}{embedding(kind, model)}.{ROWS}"] = rows.rows.detach()
         config["trainable_token_indices"] = rows.ids.tolist()
     layers = [one for name, one in adapters.items() if not isinstance(targets[name].module, nn.Embedding)]
-    # initial values are stored as a second half of the rank: PEFT would subtract them from the base, even for other
-    # adapters, and values computed again would differ by rounding
+    # the initial A and B become a second half of each rank, which subtracts their product: PEFT itself would subtract
+    # it from the base of all adapters, and would compute A and B again, with other rounding
     subtracted = bool(layers) and all(adapter.start_a is not None for adapter in layers)
     base = replace(base, labels=head_labels(model), subtracted=subtracted)
     return PartFiles(TENSORS, tensors, {BASE: asdict(base), CONFIG: config})
@@ -212,7 +214,8 @@ def peft_config(
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
-    """Add the adapter in a PEFT folder to a model, in place, and use it; all other parameters are frozen."""
+    """Add the adapter in a PEFT folder to a model, in place, and use it; parameters that it does not train are
+    frozen."""
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
     subtracted = base_of(folder).subtracted
@@ -252,7 +255,8 @@ def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") ->
         load_rows(model, rows, config.trainable_token_indices, embedding(kind, model), name, folder)
     if parts:
         raise UserError(
-            f"{folder} has an adapter of {min(parts)}, which is not a layer or stack of experts of this model"
+            f"{folder} has an adapter of {min(parts)}, which is not a layer or stack of experts of this model: load "
+            "its own base"
         )
     if (weight := full.get(f"{NAME}.weight")) is not None:
         add_head(model, base_of(folder).labels or [str(i) for i in range(len(weight))])
@@ -274,7 +278,7 @@ def load_rows(
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
         raise UserError(
             f"Cannot load {folder}, because it has trainable_token_indices of {min(rows)} and Onward reads only those "
-            f"of {module}"
+            f"of {module}: merge it with PEFT"
         )
     ids = torch.tensor(given[0])
     if tensor.shape != (len(ids), model.embed.weight.size(1)) or int(ids.max()) >= model.config.vocab_size:
@@ -324,7 +328,7 @@ def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> Non
 
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
-    """Compare the weights of the base in an adapter's file with the model's, up to rounding."""
+    """Check that the weights of the base in an adapter's file equal the model's, up to rounding."""
     for their, our, part in by_our_names(model, kind, bases, folder):
         weight = values(model.get_parameter(our)).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):

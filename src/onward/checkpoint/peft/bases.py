@@ -25,7 +25,7 @@ class BaseModel:
     folder: str  # folder of the base when the adapter was saved
     checksum: str  # checksum of the base's weights, see `weights_checksum`; "": unknown
     labels: tuple[str, ...] = ()  # labels of the classification head trained with the adapter
-    subtracted: bool = False  # whether the second half of each rank subtracts the initial A and B, untrained
+    subtracted: bool = False  # whether the second half of each rank only subtracts the initial product of A and B
 
 
 def weights_checksum(folder: Path, rows: int | None = None) -> str:

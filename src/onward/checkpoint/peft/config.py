@@ -48,11 +48,13 @@ class LoraConfig:
 
 def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
     if values.get("peft_type") != "LORA":
-        raise UserError(f"{path.parent} is a {values.get('peft_type')} adapter: Onward reads LORA")
+        raise UserError(f"Cannot read {path.parent}, a {values.get('peft_type')} adapter: Onward reads only LORA")
     known = field_types(LoraConfig)
     for key, value in values.items():
         if key not in known and not WITHOUT_EFFECT.fullmatch(key) and value not in (None, False, "none", "", [], {}):
-            raise UserError(f"{path} has {key} {value!r:.60}, which Onward does not support")
+            raise UserError(
+                f"{path} has {key} {value!r:.60}, which Onward does not support: merge the adapter with PEFT"
+            )
     config = LoraConfig(**check(known, {key: values[key] for key in known if key in values}, f"{path}: "))
     for key in *(config.rank_pattern or ()), *(config.alpha_pattern or ()):
         try:

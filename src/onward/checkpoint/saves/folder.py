@@ -93,7 +93,7 @@ def show(folder: Path, run: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Which file is missing or differs from its checksum; "" if none."""
+    """Say which file is missing, cannot be read or differs from its checksum; "" if none."""
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)

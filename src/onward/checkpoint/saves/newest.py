@@ -28,7 +28,7 @@ from onward.model.deferred import read_of
 class SavedState(TrainerState):
     """A trainer state and the model, read from a save."""
 
-    folder: Path  # folder of the save
+    folder: Path
     model: Decoder  # the model with the trained weights, not their average
     messages: list[str]  # one sentence for each damaged save
 
@@ -66,10 +66,10 @@ def newest_state(
         with suppress(OSError):  # another process may already have moved it
             os.replace(bad, aside)
     with suppress(UserError):  # the disk may be full
-        show(folder, run)  # if the process was killed before, or the shown files are damaged
+        show(folder, run)  # in case the process was killed before it did this, or these files are damaged
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
     frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
-    # averages may have another dtype
+    # the model's file may hold averages, which may have another dtype than the weights
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}
     if lazy:
         outline = base() if base else load_outline(folder)[0]

@@ -6,10 +6,10 @@ RUN/                    a model folder: config.json and model.safetensors are th
     step-0000100/       a save; its folder exists only when it is complete
       config.json, model.safetensors    the model for use, with averaged weights if the run averages them; a run that
                                         trains adapters has the files of an adapter instead, and one that trains a draft
-                                        head those of the head; state.safetensors holds every tensor of the trainer
+                                        head those of the head; state.safetensors then holds every tensor of the trainer
       state.safetensors                 the other tensors of the trainer, for trainable parameters only
-      progress.json                     the step, the position in the data, and other numbers
-      checksums.json                    the SHA-256 of each of these files
+      progress.json                     the step, the position in the data, and other values
+      checksums.json                    the SHA-256 of the other files of the save
 """
 
 import math
@@ -55,7 +55,7 @@ class Saver:
     def __init__(self, run: Path, keep: int, base: BaseModel | None = None, writers: Writers | None = None) -> None:
         """`base` is the base of a model with adapters or a draft head, whose saves hold only the trained modules.
         `writers` are the processes that hold parts of the model, if it is divided: each has a Saver, they call `save`
-        together, and the first one keeps the folder in order."""
+        together, and the first one removes old saves and shows the newest."""
         self.run, self.keep, self.base, self.writers = run, keep, base, writers
         self.failure: UserError | None = None
         self.thread = ThreadPoolExecutor(1, "saver")
@@ -70,9 +70,7 @@ class Saver:
         """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller continues.
 
         Waits for the previous write first. `hf` contains keys for config.json in addition to those of the architecture.
-        model.safetensors gets the averages (the weights, if there are no averages) and the frozen parameters;
-        state.safetensors gets the other tensors. A step that is already saved is not written again; the run folder then
-        gets its model.
+        A step that is already saved is not written again; the run folder then gets its model.
         """
         self.finish()
         first, step = self.writers is None or not self.writers.rank, state.progress["step"]
@@ -117,7 +115,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """{} if none is recorded or its folder is missing."""
+        """The content of best.json; {} if there is none, or if the folder of its save is missing."""
         try:
             best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
             return fields.plain(best) if self.folder(best.step).exists() else {}
@@ -150,7 +148,7 @@ class Saver:
                     self.fail(f"{failed}: the folder has been moved or removed")
             except Exception as error:  # training continues after any error
                 reason = getattr(error.__cause__ or error, "strerror", None) or error
-                self.fail(f"{failed}: {reason}; the saves before are kept")
+                self.fail(f"{failed}: {reason}; earlier saves are kept")
 
         self.pending = self.thread.submit(attempt)
 

@@ -24,7 +24,7 @@ from onward.checkpoint.saves.folder import CONFIG, KINDS, STATE, by_file, write_
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
 
-NUMBERS = count()  # numbers of saves, equal in all processes
+NUMBERS = count()  # numbers agreements and saves, equally in all processes
 
 
 class Writers(Protocol):

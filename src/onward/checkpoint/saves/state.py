@@ -21,19 +21,20 @@ class TrainerState:
 
     `tensors` are named after the trainable parameters:
       weight/PARAMETER         the parameter
-      buffer/NAME              a tensor of an adapter that is not trained
-      average/PARAMETER        its moving average, where the trainer keeps one
-      optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for it
+      buffer/NAME              an untrained tensor of an adapter
+      average/PARAMETER        the moving average of the parameter, if the trainer keeps one
+      optimizer/KEY/PARAMETER  a tensor that the optimizer keeps for the parameter
       loss/NAME                a tensor that the loss keeps between steps
-      loss/I/NAME              a tensor that it keeps for the batches of one process, the I-th with its own batches
-      number/KEY/PARAMETER     a number that the optimizer keeps for it, or number/KEY/OPTIMIZER.GROUP for a group
+      loss/I/NAME              a tensor that the loss keeps in the I-th process with batches of its own
+      number/KEY/PARAMETER     a number that the optimizer keeps for the parameter; for a group of parameters,
+                               number/KEY/OPTIMIZER.GROUP
 
-    These names do not depend on how many processes train: a divided parameter (DTensor) has one entry. Frozen
-    parameters have weights if the model does not have their values yet.
+    Except those of losses, the names do not depend on how many processes train: a divided parameter (DTensor) has one
+    entry. Frozen parameters have a weight/ entry only if their values in the model are deferred.
     """
 
     tensors: Mapping[str, Tensor]
-    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters) and other numbers
+    progress: dict[str, Any]  # JSON: "step", "frozen" (names of frozen parameters) and other values
 
 
 def training_tensors(
@@ -113,7 +114,7 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 def own_state(tensors: Mapping[str, Tensor], rank: int, count: int) -> dict[str, Tensor]:
     """Return the tensors of one process from the state of a loss that keeps a state in each process
     (`Loss.of_batches`); `rank` and `count` refer to the processes with batches of their own. Returns no tensors if the
-    state was saved by another number of processes, since it then suits none of them."""
+    state was saved by another number of processes, since it then fits none of the processes."""
     owners = {name.partition("/")[0] for name in tensors}
     own = f"{rank}/" if len(owners) == count else None
     return {name.removeprefix(own): tensor for name, tensor in tensors.items() if own and name.startswith(own)}

@@ -22,8 +22,8 @@ from onward.config.ranges import Share, Size, SizeOrZero
 
 ABOUT = """\
 Make an assistant that knows your documents: examples from their passages, an adapter (QLoRA) on a model, and an
-evaluation against this model. Each step is a command, which is printed. To continue an interrupted command, run it
-again.
+evaluation against this model. Training and evaluation are commands, which are printed. To continue an interrupted
+command, run it again.
 
 examples:
   onward assistant docs/ --base runs/quickstart --time 3m
@@ -50,7 +50,7 @@ class Options:
     quantize: Literal["int4", "int8", "none"] = "int4"  # precision of the base's frozen weights (QLoRA)
     learning_rate: float | None = None  # peak learning rate; default: that of onward finetune
     examples: SizeOrZero = 0  # maximum number of examples; 0: one for each passage
-    judge: str = ""  # address (up to /v1) of an OpenAI-compatible model that writes the questions; default: the base
+    judge: str = ""  # OpenAI API (address up to /v1) of a model that writes questions; default: base if it can chat
     judge_model: str = ""  # name of this model
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of text files
@@ -178,7 +178,7 @@ def trained(options: Options, out: Path) -> int:
 
 
 def called(options: Options, command: str, words: Sequence[str]) -> dict[str, Any]:
-    """Run a command; return the JSON that it prints, or {} if it has no option --json."""
+    """Run a command; with --json, return the JSON that it prints, if any; otherwise {}."""
     main = module_of(command).main
     words = [*words, *(["--json"] if options.json and command == "evaluate" else [])]
     say(f"$ {join(['onward', command, *words])}")

@@ -47,12 +47,12 @@ class Options:
     batch: str = ""  # numbers of rows to decode together, default: 1,16; with --train, windows per batch, default: 8
     precision: str = ""  # weight precisions, default: float32,bfloat16,int8,int4; with --train: float32,bfloat16
     train: bool = False  # measure training
-    context: Size | None = None  # tokens in a window, with --train; default: the model's full context
+    context: Size | None = None  # number of tokens in a window, with --train; default: the model's full context
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # optimizer, with --train
     prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens in each prompt; default: 128, or half the context
     new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens in each answer; default: 128, or half the context
-    seconds: Annotated[float, Range(0, 3600)] = 10.0  # seconds to measure each number of rows and precision
-    threads: Annotated[int, Range(0, 4096)] = 0  # CPU threads; 0: PyTorch's default
+    seconds: Annotated[float, Range(0, 3600)] = 10.0  # seconds to measure each combination of batch and precision
+    threads: Annotated[int, Range(0, 4096)] = 0  # number of CPU threads; 0: PyTorch's default
     device: str = "auto"  # auto, cpu, cuda, mps
     out: str = ""  # also draw a roofline, to a file that ends in .svg, .pdf, .png, .html, .json or .csv
     revision: str = ""  # branch, tag or commit of a model on the hub; default: main
@@ -72,7 +72,8 @@ def main(argv: Sequence[str]) -> None:
 
     if options.revision and has_random_weights(options.model):
         raise UserError(
-            f"revision is {options.revision!r}, but {options.model} gets random weights: leave out --revision"
+            f"Cannot load revision {options.revision!r} of {options.model}, which gets random weights: leave out "
+            "--revision"
         )
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -166,9 +167,7 @@ def train(options: Options, batches: Sequence[int]) -> None:
     precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
     for name in precisions:
         if name not in TRAINED:
-            raise UserError(
-                f"precision {name!r} is for generation only: to measure training, choose {' or '.join(TRAINED)}"
-            )
+            raise UserError(f"Cannot measure training with precision {name!r}: choose {' or '.join(TRAINED)}")
     with console.status("arithmetic of this machine") as status:
         speeds, peaks = training_speeds(
             options.model,

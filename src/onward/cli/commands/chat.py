@@ -178,7 +178,9 @@ class TerminalChat:
             while left(dropped) < half and dropped + 1 < len(self.turns):
                 dropped += 2
         if left(dropped) < 1:
-            raise UserError(f"this message is {1 - left(dropped)} tokens too long for a context of {self.length}")
+            raise UserError(
+                f"this message is {1 - left(dropped)} tokens too long for a context of {self.length}: shorten it"
+            )
         if dropped:
             del self.turns[:dropped]
             console.print(f"the context is full, so the oldest turns are dropped: {dropped // 2}")

@@ -30,11 +30,11 @@ examples:
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
 the model. --accept writes the file despite a known difference of llama.cpp: epsilon (the same epsilon for all norms:
-GLM-4.7-Flash, GLM-5), gelu (the tanh form of GELU: Pythia, Falcon, MPT), phimoe (simpler norms and router:
+GLM-4.7-Flash, GLM-5), gelu (the tanh approximation of GELU: Pythia, Falcon, MPT), phimoe (simpler norms and router:
 Phi-3.5-MoE), ramp (a rounded ramp of YaRN: GPT-OSS), step (no minimum step size: Nemotron-H) or window (no sliding
 window: the first Mistral).
 """
-FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # formats that this command does not write
+FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that this command does not write
 Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]
 
 
@@ -51,9 +51,9 @@ class Options:
     out: str  # file to write, which ends in .gguf, or a new folder
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
     importance: str = ""  # text file that determines the important weights for q4_k_m, q5_k_m and q6_k
-    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
+    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: one weight file
     accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences to accept
-    shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
+    shard_bytes: float = 5e9  # maximum number of bytes in each weight file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
     dry_run: bool = False  # print the planned output and any information that would be lost, but write nothing

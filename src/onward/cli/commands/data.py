@@ -129,7 +129,7 @@ def join(options: Options) -> None:
     from onward.data.parts import join_parts
 
     if len(options.sources) != 1:
-        raise UserError("name the folder to join its parts to, such as onward data join prepared/web")
+        raise UserError("name the folder whose parts to join, such as onward data join prepared/web")
     with progress_bars() as progress:
         data = join_parts(Path(options.sources[0]), workers=options.workers, progress=progress)
     print_report(options, Path(options.sources[0]), data, Measured())
@@ -200,7 +200,7 @@ def show(options: Options) -> None:
     from onward.training.methods.answers.sft import SFT
 
     if not options.sources:
-        raise UserError("no examples to show: name a .jsonl, .json, .csv or .parquet")
+        raise UserError("no examples to show: name a .jsonl, .json, .csv or .parquet file")
     method = part(Method, options.method, "method")
     chosen = {name: getattr(options, name) for name in ("template", "columns", "ignore")}
     config = FinetuneConfig.of(sources=options.sources, base=options.model or "none", **chosen)

@@ -59,7 +59,7 @@ class Options:
     vocab_size: SizeOrZero = 0  # number of token ids; 0: the number of logits
     context_length: SizeOrZero = 0  # maximum text length in tokens; 0: read from the model's attributes
     seconds: Annotated[float, Range(1, 1e6)] = 120.0  # time limit for all checks
-    gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # memory limit
+    gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # memory limit in GiB
     html: str = ""  # also write the findings to this HTML file
     json: bool = False  # print the findings as JSON
     imports: tuple[str, ...] = ()  # the user's modules, which the process that runs the checks also imports
@@ -108,7 +108,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each finding; for a failed check also where the mistake is, why it matters, and the remedy."""
+    """A line for each finding; for a failed check also where the mistake is, how it was found, why it matters, and the
+    remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<14} ", row["what"])

@@ -40,7 +40,7 @@ class Options:
     }
     idea: Literal["", Idea] = ""  # mask, rope, alibi, window, positions, samplers, cache or block; default: list ideas
     model: str = ""  # block only: a release or the folder of a model; default: an example model
-    logits: str = ""  # samplers only: four or more numbers, separated by commas; default: example logits
+    logits: str = ""  # samplers only: 4 to 1000 numbers, separated by commas; default: example logits
     out: str = ""  # a file that ends in .svg, .pdf, .png, .html, .json or .csv; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
 

@@ -61,7 +61,7 @@ class Options(FinetuneConfig):
     base: str = ""  # model to start from: a folder or a name on the hub
     sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, their folders or globs, or hf://NAME
     config: str = ""  # a TOML file with any of these options
-    resume: str = ""  # folder of a run to continue; takes no other options
+    resume: str = ""  # folder of a run to continue; only --mesh, --json and --import apply to it
     show: int = 0  # print this many examples, with the trained tokens in color, and exit
     json: bool = False  # print the final figures as JSON
 
@@ -91,7 +91,7 @@ def about(method: type[Method] | None) -> str:
 
 
 def summary_of(method: type[Method]) -> str:
-    """The first sentence of a method's docstring, without the papers that it cites."""
+    """The first clause of a method's docstring, without the papers that it cites."""
     text = " ".join((inspect.getdoc(method) or "").split())
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 
@@ -117,7 +117,9 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, st
     if "base" not in values:
         raise UserError("no model to fine-tune: name its folder, and then the examples")
     if not values.get("sources"):
-        raise UserError(f"no examples to train {values['base']} on: name a .jsonl, .json, .csv or .parquet after it")
+        raise UserError(
+            f"no examples to train {values['base']} on: name a .jsonl, .json, .csv or .parquet file after it"
+        )
     config = FinetuneConfig.of(**values)
     if not config.out:
         beside = config.method.beside and Path(config.base).is_dir()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 ABOUT = """\
-Continue prompts with a model. All prompts run in one batch; answers are printed in order, as they are generated.
+Continue prompts with a model. Prompts run in batches; answers are printed in order, as they are generated.
 
 examples:
   onward generate runs/mybook "Once upon"
@@ -48,7 +48,7 @@ examples:
 class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several draft tokens in one step."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
+    draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
 
 
@@ -83,8 +83,8 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     }
     model: str  # folder of the model, or its name on the hub
     prompt: tuple[str, ...] = ()  # texts to continue; -, or no text if input is piped: standard input
-    prompts: str = ""  # a file of prompts: one per line, or .jsonl; -: the lines of standard input
-    field: str = "prompt"  # field that contains the prompt in each .jsonl line
+    prompts: str = ""  # a file of prompts: one per line, .jsonl or .parquet; -: the lines of standard input
+    field: str = "prompt"  # field that contains the prompt in each .jsonl line or .parquet row
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next call
     json: bool = False  # print one line of JSON per answer
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
     given = read(Options, argv, prog="onward generate", about=ABOUT)
     options = made(Options, given | schema(given), "onward generate")
     if {"draft", "lookup"} <= given.keys():
-        raise UserError("draft and lookup are both given: choose one")
+        raise UserError("Cannot combine --draft and --lookup: choose one")
     if searching := options.view == "search":
         options = replace(options, temperature=options.temperature if "temperature" in given else 1.0)
     warn_of_temperature(options.temperature)
@@ -178,7 +178,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             prompt_index, index = divmod(number, options.n)
             printed = Printed(prompts[prompt_index], number, len(answers))
             while not request.done:
-                engine.advance()  # no user code runs between steps
+                engine.advance()  # not `step`, which checks the model for changes by user code
                 bar.update(task, completed=sum(one.done for one in answers))
                 if not options.json:
                     printed.add(answer.take())
@@ -201,7 +201,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
 
 
 class Printed:
-    """Prints one prompt and its answer as the answer grows, after a line such as [1/3] if there are several."""
+    """Prints one prompt and its answer as the answer grows, after a line such as [1/3] if there are several answers."""
 
     def __init__(self, prompt: str, number: int, count: int) -> None:
         self.show = printable if sys.stdout.isatty() else str
@@ -253,7 +253,8 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many draft tokens were accepted, and advise against speculation if it is slower than without."""
+    """Print how many draft tokens were accepted and, if speculation is slower than plain decoding, advise against
+    it."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
@@ -263,9 +264,9 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
         return
     rate = total("num_accepted") / drafted
     console.print(
-        f"accepted {rate:.1%} of {drafted:,} drafted tokens; tokens per step: {tokens / steps:.2f} measured, "
-        f"{expected_tokens(rate, num_draft_tokens):.2f} expected at this rate with {num_draft_tokens} drafted "
-        "each time",
+        f"accepted {rate:.1%} of {drafted:,} draft tokens; tokens per step: {tokens / steps:.2f} measured, "
+        f"{expected_tokens(rate, num_draft_tokens):.2f} expected at this rate with {num_draft_tokens} draft "
+        "tokens each time",
         soft_wrap=True,
     )
     if speed_up is not None and speed_up < 1:

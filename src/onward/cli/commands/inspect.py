@@ -252,4 +252,4 @@ def shown_steps() -> Iterator[Callable[[Step], None]]:
             bar.update(task, advance=1)
 
         yield show
-    console.print(f"trained {len(losses)} steps: the loss fell from {losses[0]:.3g} to {losses[-1]:.3g}")
+    console.print(f"trained {len(losses)} steps: the loss went from {losses[0]:.3g} to {losses[-1]:.3g}")

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from shlex import quote
 from typing import ClassVar, Literal
 
+from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
 
@@ -25,13 +27,15 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("adapter_folder", "out")
     adapter_folder: str  # folder of the adapter
-    out: str  # folder to write the model to
+    out: str  # new folder, to which the model is written
     base: str = ""  # folder of the base; default: the base named in the adapter
     dtype: Literal["", "float32", "bfloat16"] = ""  # dtype of the result; default: the dtype of the base
 
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward merge", about=ABOUT)
+    if Path(options.out).exists():
+        raise UserError(f"{options.out} exists already: name a new folder")
     import torch
 
     import onward

@@ -53,7 +53,7 @@ class Options:
     optimizer: str = "adamw"  # optimizer for training: adamw, muon, normuon or module:Class
     recompute: bool = False  # recompute activations in the backward pass
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
-    device: str = "auto"  # auto, cpu, cuda, mps (measured here); or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090
+    device: str = "auto"  # auto, cpu, cuda, mps (measured here); or another, such as h100, mi300x or rtx4090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices that train together
     mesh: str = ""  # devices that train together, as in onward train: "pipeline=2 replicate=2 shard=4 tensor=2"
     devices: str = ""  # devices, such as 64xh100, for which to propose a mesh; replaces device, count and mesh

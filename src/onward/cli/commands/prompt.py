@@ -41,7 +41,7 @@ class Options(Loading):
     model: str  # folder of the model, or its name on the hub
     prompt: str  # examples, followed by the beginning of a question
     examples: str = ""  # a file with more examples, in rows with a question and an answer
-    separator: str = ""  # text between examples; default: a line break if the prompt has at most one semicolon, or "; "
+    separator: str = ""  # text between examples; default: a line break, or "; " if a prompt of one line has semicolons
     candidates: str = ""  # answers to compare, separated by commas; default: the model's most likely answers
     max_new_tokens: Size = 1  # maximum number of tokens in an answer; if greater than 1, beam search finds the answers
     top: Size = 8  # number of answers to show

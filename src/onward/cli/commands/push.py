@@ -12,8 +12,8 @@ from onward.hub.names import CARD, HubName, size_of
 from onward.hub.upload import model_files, upload
 
 ABOUT = """\
-Upload a model to the Hugging Face hub, with its card, in one commit. Only the model is uploaded, without
-optimizer state, logs or data. Log in with `hf auth login`, or set HF_TOKEN.
+Upload a model to the Hugging Face hub, with its card, in one commit. Optimizer state, logs and data are not uploaded.
+Log in with `hf auth login`, or set HF_TOKEN.
 
 examples:
   onward push runs/mybook me/mybook --license mit --dry-run          list the files, and show the card
@@ -69,7 +69,7 @@ def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes
         return {CARD: card} | {path: folder / path for path in model_files(folder)}
     if license:
         raise UserError(
-            f"license is {license}, but {folder / CARD} already names a license: change it there, or remove that file"
+            f"Cannot add license {license}, because {folder / CARD} exists: name the license there, or remove that file"
         )
     load_model(folder)  # raises an error before the upload if the model cannot be loaded
     return {path: folder / path for path in model_files(folder)}

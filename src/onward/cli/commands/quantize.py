@@ -13,8 +13,8 @@ from onward.cli.shared.output import console, print_json, print_next, print_tabl
 
 ABOUT = """\
 Quantize the weights of a model's linear layers to int8, with a scale per output, or int4, with a scale per 32 inputs.
-Activations are not quantized. Every command reads the resulting folder; transformers reads it with the
-compressed-tensors library.
+Activations are not quantized. Onward reads the resulting folder; transformers reads it with the compressed-tensors
+library.
 
 examples:
   onward quantize runs/mybook runs/mybook-int8
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     lm = load(options.to)
     layers = {name: m for name, m in lm.model.named_modules() if isinstance(m, QuantizedLinear)}
     if not layers:
-        raise UserError(f"no linear layer of {options.model} can be {options.to}: choose --to int8")
+        raise UserError(f"no linear layer of {options.model} can be quantized to {options.to}: choose --to int8")
     with atomic_write(Path(options.out)) as new:
         onward.save(lm, new)
     of_layers = layer_errors(load(None).model, lm.model) if options.errors else []

@@ -1,4 +1,4 @@
-"""onward quickstart: train, evaluate, generate and inspect in one command, without any file."""
+"""onward quickstart: train a small decoder and generate text in one command, without any file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, processes: Alone) -> int:
-    """Fine-tune the model in STAGES, and print answers after each in the first process."""
+    """Fine-tune the model in STAGES, and print answers before and after each stage in the first process."""
     from onward.api.quickstart import STAGES, finetuning, held_out_answers, stage_figures
     from onward.data.questions import answers
 

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def written(folder: Path, out: Path, figures: "Figures", options: Options) -> list[Path]:
-    """Write the files of --csv and --pdf to the folder `out`; returns them."""
+    """Write the files of --csv and --pdf to the folder `out`; return them."""
     from onward.reports.runs.files import write_csv, write_pdf
 
     return (write_csv(folder, out, figures) if options.csv else []) + (write_pdf(folder, out) if options.pdf else [])

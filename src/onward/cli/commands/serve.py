@@ -104,7 +104,7 @@ def announce(say: Callable[[str], None], address: str, served: Sequence[Served])
 
     for one in served:
         what = f"an adapter of {one.base}" if one.base else f"context of {one.engine.length:,} tokens"
-        say(f"  {one.name}: {what}{', drafts of its own' if one.lm.draft_head and not one.base else ''}")
+        say(f"  {one.name}: {what}{', with a draft head' if one.lm.draft_head and not one.base else ''}")
     weights, cache = memory_of(served)
     say(f"memory: {in_bytes(weights)} of weights, at most {in_bytes(cache)} of keys and values")
     say(f"the page: {address}/   the API: {address}/v1   its fields: {address}/docs")

@@ -1,4 +1,4 @@
-"""onward sweep: a run for each value of a field."""
+"""onward sweep: a run for each value of an option."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ from onward.training.presets import merge
 ABOUT = """\
 Train a run for each value of an option, and plot the losses.
 
-Options of `onward train` that take a number accept several numbers, separated by commas. For other options, use
-`--sweep OPTION=VALUE,VALUE`. Two options form a grid. Finished runs are not repeated: the same command continues
-after an interruption, and accepts more values.
+Except --steps, --epochs and --seed, options of `onward train` that take a number accept several numbers, separated by
+commas. For other options, use `--sweep OPTION=VALUE,VALUE`. Two options form a grid. Finished runs are not repeated:
+the same command continues after an interruption, and accepts more values.
 
 examples:
   onward sweep mybook.txt --learning-rate 1e-4,3e-4,1e-3,3e-3 --steps 500
@@ -39,7 +39,7 @@ examples:
   onward sweep mybook.txt --learning-rate 1e-3,3e-3,1e-2 --sweep optimizer=adamw,muon --tokens 2M
   torchrun --standalone --nproc-per-node 2 -m onward sweep mybook.txt --learning-rate 1e-3,3e-3 --steps 500
 """
-SAME = "out", "seed", "steps", "time", "epochs"  # options that are the same for all runs
+SAME = "out", "seed", "steps", "time", "epochs"  # options that cannot be swept
 MOST = 2  # maximum number of options to sweep together
 
 
@@ -105,8 +105,8 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
-    """Remove the options to sweep from `values` and return them: numeric options whose text has commas, and the options
-    that `--sweep` names."""
+    """Remove numeric options with several values from `values`; return the values to sweep, of these options and of
+    those that `--sweep` names."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -128,7 +128,6 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    # in the text of a numeric option, commas separate values to sweep
     return argument.kind.classes <= {int, float, type(None)}
 
 

@@ -55,7 +55,7 @@ class Options(RunConfig):
         *("model.position", "model.attention", "model.mlp"),
     )
     config: str = ""  # a TOML file with any of these options
-    resume: str = ""  # folder of a run to continue; takes no other options
+    resume: str = ""  # folder of a run to continue; only --mesh, --json and --import apply to it
     json: bool = False  # print the final figures as JSON
 
 

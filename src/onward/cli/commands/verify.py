@@ -1,4 +1,4 @@
-"""onward verify: measure on a user's model whether all ways of running it give the same results."""
+"""onward verify: measure on a user's model whether different ways of running it give the same results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from onward.inspection.references import Reference
 
 ABOUT = """\
-Run a model in every way that Onward supports, and measure each difference from a plain forward pass. The exit status
-is 1 if a difference exceeds rounding.
+Run a model with caches, in batches, with draft tokens and after saving, and measure each difference from a plain
+forward pass. The exit status is 1 if a difference exceeds rounding.
 
 examples:
   onward verify runs/mybook
@@ -27,7 +27,8 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
-    """The options of `onward verify`, which measures whether all ways of running a model give the same results."""
+    """The options of `onward verify`, which measures whether different ways of running a model give the same
+    results."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     model: str  # folder of the model, or its name on the hub

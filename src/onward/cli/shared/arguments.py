@@ -21,7 +21,7 @@ class Argument:
     """An option or a positional argument of a command, for the parser, `--help` and shell completion."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
-    kind: Type  # type of the field
+    kind: Type
     help: str
     group: str = "options"
     default: Any = None
@@ -51,9 +51,9 @@ class Argument:
 
 
 def arguments(cls: type) -> Iterator[Argument]:
-    """The options and positional arguments of a command: the fields of the dataclass `cls` that can be written as text.
-    A field of type dict yields the arguments of `model_arguments`. The fields of the class in the class variable
-    `part`, such as a fine-tuning method, and `--import` are options, too."""
+    """The options and positional arguments of a command: the fields of the dataclass `cls` that can be written as text
+    and are not in its class variable `fixed`. A field of type dict yields the arguments of `model_arguments`. The
+    fields of the class in the class variable `part`, such as a fine-tuning method, and `--import` are options, too."""
     if part := getattr(cls, "part", None):
         for name, kind in field_types(part).items():
             default, about = getattr(part, name, None), fields.docs(part).get(name, "")

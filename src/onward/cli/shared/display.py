@@ -36,7 +36,7 @@ class NoSamples(UserWarning):
 
 class Display:
     """The progress of a run: on a terminal as a picture that is redrawn after steps, otherwise as lines at each
-    validation. In a run without a validation text, a line with the figures alone takes its place."""
+    validation. In a run without a validation text, a line of figures is printed whenever a validation would be due."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

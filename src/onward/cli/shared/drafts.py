@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
-    """Give a model the draft head in the folder `draft`; return False if the folder has no draft head. Raises a
+    """Give a model the draft head in the folder `draft`; return whether the folder has one. Raises a
     UserError for the draft head of another model."""
     from onward.checkpoint.draft_heads import draft_of, is_draft_head
 

@@ -35,8 +35,8 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """Return `text`. Raises a UserError if it is longer than 2 ** 24 bytes or characters, so that endless input
-    ends."""
+    """Return `text`. Raises a UserError if it is longer than 2 ** 24 bytes or characters, so that endless input is
+    refused."""
     if len(text) > MOST_INPUT:
-        raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
+        raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MiB, too long for a prompt: shorten it")
     return text

@@ -1,4 +1,4 @@
-"""Output of commands: tables and JSON on standard output, everything else on standard error."""
+"""Output of commands: results on standard output, messages on standard error."""
 
 import json
 import sys
@@ -42,12 +42,13 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text in which control characters, which could control a terminal, are replaced by U+FFFD."""
+    """Return a text in which characters that could control a terminal, all that are not printable except line breaks
+    and tabs, are replaced by U+FFFD."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def shortened(message: str) -> str:
-    """Shorten a message longer than about 1,000 characters by removing its middle."""
+    """Shorten a message longer than 1,000 characters by removing its middle."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 

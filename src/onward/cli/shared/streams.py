@@ -40,7 +40,8 @@ class ClosedInput(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Replace closed standard streams, escape characters that the output's encoding lacks, and read input as UTF-8."""
+    """Replace closed standard streams, escape characters that the output's encoding lacks, and read piped input as
+    UTF-8."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -50,8 +50,8 @@ def in_processes(command: Callable[[], int], remedy: str = "go on with --resume"
 
 
 def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
-    """Start a run or resume the one in a folder, train it, and print its figures. Its time counts from this call.
-    `mesh` replaces the mesh of a resumed run unless it is ""."""
+    """Start a run or resume the one in a folder, train it, and print its figures. The time of a new run counts from
+    this call. `mesh` replaces the mesh of a resumed run unless it is ""."""
     began = perf_counter()
     if (left := after_restart(config)) is None:
         return 0

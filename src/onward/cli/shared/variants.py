@@ -56,7 +56,8 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError for a training length in a TOML file, because all variants train equally long."""
+    """Raise a UserError for a training length in `values`, the options from `where`, because all variants train equally
+    long."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"Cannot read {given} from {where}, because all variants train equally long: give --time, --tokens, "
@@ -106,9 +107,8 @@ def folder_of(values: Mapping[str, Any], kind: str) -> str:
 
 
 class Shown:
-    """The progress of the runs: on a terminal as a bar, otherwise as a line at the end of each run. If several groups
-    of processes share the runs, the first process shows the bar, and the first process of each group prints the
-    line."""
+    """The progress of the runs: on a terminal a bar, and a line at the end of each run. If several groups of processes
+    share the runs, the first process shows the bar, and the first process of each group prints the line."""
 
     def __init__(self, first: bool) -> None:
         columns = (
@@ -154,7 +154,7 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
         ready = prepare_variants(variants, length, progress, group)
     base = variants[0]
     for one, prepared in zip(variants, ready):
-        differs = "" if one is base else f"; beside {base.name}: {'; '.join(one.differences(base)) or 'no difference'}"
+        differs = "" if one is base else f"; versus {base.name}: {'; '.join(one.differences(base)) or 'no difference'}"
         say(f"{one.name}: {prepared.parameters:,} parameters{differs}")
     shared = f", {group.count} at a time" if group.count > 1 else ""
     runs = fields.counted(seeds * len(ready), "run")

@@ -27,7 +27,7 @@ CHARSET = re.compile(rb"""<meta[^>]*?charset\s*=\s*["']?\s*([\w-]+)""", re.I)
 DECLARED = re.compile(rb"""\s*<\?xml[^>]*?encoding\s*=\s*["']([\w-]+)""")
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8"}
 LATIN = frozenset(("iso-8859-1", "iso8859-1", "latin-1", "latin1", "ascii", "us-ascii", "windows-1252"))
-HEAD_BYTES = 4096  # bytes of a file that declare its format and encoding
+HEAD_BYTES = 4096  # number of first bytes of a file that may declare its format and encoding
 LEAST = 3  # minimum number of documents with a repeated line
 LONGEST = 300  # maximum number of characters in a repeated line
 
@@ -42,8 +42,8 @@ def kind_of(suffix: str, head: bytes, raw: bool) -> str:
 
 
 def declared_encoding(content: bytes, default: str) -> str:
-    """The encoding that a page declares, by a byte order mark, a `meta` element or an XML declaration; else
-    `default`."""
+    """The encoding that a page declares, by a byte order mark, a `meta` element or an XML declaration; else `default`.
+    Of these, only a byte order mark takes precedence over a `default` other than UTF-8."""
     head = content[:HEAD_BYTES]
     if mark := next((name for mark, name in MARKS.items() if head.startswith(mark)), ""):
         return mark
@@ -129,7 +129,7 @@ def without_lines(text: str, repeated: frozenset[int]) -> tuple[str, int]:
 class Extraction:
     """Counts of the items extracted from a source, for a sentence about it."""
 
-    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, their bytes, bytes of their text
+    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes and bytes of text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
     odd: list[str] = field(default_factory=list)  # HTML pages that are not UTF-8 and declare no encoding

@@ -2,7 +2,7 @@
 
 Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`, or an
 `article` with more text than the rest), only this content is read; otherwise headers, footers and asides are left out.
-Any page is read, however broken.
+Malformed pages are read, too.
 """
 
 import re
@@ -34,7 +34,7 @@ LANGUAGE = re.compile(
     r"\b(?:language|lang|highlight(?:-source)?|brush:)[-\s]?(?!default|text|none|notranslate)(\w[\w+#]*)"
 )
 CUT = re.compile(r"<[a-zA-Z/!][^<>]*\Z")  # a tag without its closing >
-ANCHORS = " ¶#§🔗"  # texts of links from a heading to itself
+ANCHORS = " ¶#§🔗"  # characters of links from a heading to itself
 
 
 class Element(NamedTuple):
@@ -44,9 +44,9 @@ class Element(NamedTuple):
     hidden: bool = False  # whether its text is left out
     content: str = ""  # "main" or "article" if it is inside one
     code: bool = False  # whether white space is kept
-    depth: int = 0  # of lists
+    depth: int = 0  # number of open lists
     ordered: bool = False  # whether the list is numbered
-    language: str = ""  # of code
+    language: str = ""  # language of its code
 
 
 class Block(NamedTuple):

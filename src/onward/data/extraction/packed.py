@@ -105,5 +105,5 @@ def member(files: zipfile.ZipFile, path: str) -> bytes:
     with files.open(path) as file:
         content = file.read(MOST_UNPACKED + 1)
     if len(content) > MOST_UNPACKED:
-        raise UserError(f"{path} in a document has more than {MOST_UNPACKED:,} bytes: leave it out")
+        raise UserError(f"{path} in a document has more than {MOST_UNPACKED:,} bytes: leave the document out")
     return content

@@ -20,7 +20,7 @@ class Document:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.parts: list[str] = []  # texts of the current line
-        self.open: list[tuple[str, bool]] = []  # (name, whether its start tag ended a line) of the open elements
+        self.open: list[tuple[str, bool]] = []  # (name of a title or of code, whether its start tag ended a line)
         self.code = 0  # number of open code elements
 
     def start(self, name: str, attributes: dict[str, str]) -> None:

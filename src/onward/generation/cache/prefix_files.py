@@ -40,6 +40,10 @@ class PrefixFiles:
     def __init__(self, folder: Path, model: Decoder, size: int = SIZE) -> None:
         self.folder, self.model, self.size = folder, model, size
         self.sizes, self.changed = dict[str, int](), 0  # sizes at the last listing; modification time of the folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"Cannot keep prompts in {folder}: {error.strerror}; name another folder") from None
 
     def list(self) -> dict[str, int]:
         """Return the size in bytes of each file by name, least recently used first. The folder is listed again only if

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onward.config.decoder import at
 from onward.config.feedforward_parts import Experts
+from onward.kernels.operations import has_fast_rows
 from onward.model.decoder import Decoder
 
 COST = 0.06  # of one more token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
-INTEGERS = 0.3  # COST with integer weights, which fewer than four rows read one after the other
+INTEGERS = 0.3  # COST where rows round apart: fewer than four rows read integer weights one after the other
 
 
 def cost_of(model: Decoder) -> float:
     """Return the estimated time of verifying one more token, relative to a step."""
-    if has_integer_weights(model):
+    if rounds_rows_apart(model):
         return INTEGERS
     mlps = (at(model.config.mlp, layer) for layer in range(model.config.n_layers))
     return EXPERTS if any(isinstance(mlp, Experts) for mlp in mlps) else COST
 
 
-def has_integer_weights(model: Decoder) -> bool:
-    """Return whether layers are quantized: a matmul of four or more rows then rounds differently from one of fewer
-    rows."""
-    return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
+def rounds_rows_apart(model: Decoder) -> bool:
+    """Return whether a matmul of four or more rows rounds differently from one of fewer rows, as with integer weights
+    unless a CPU's matrix unit multiplies them."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "precision")]
+    sizes = frozenset((layer.in_features, layer.out_features) for layer in layers)
+    return bool(sizes) and not (model.device.type == "cpu" and has_fast_rows(model.dtype, sizes))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.costs import COST, cost_of, has_integer_weights
+from onward.generation.drafts.costs import COST, cost_of, rounds_rows_apart
 from onward.generation.drafts.guess_program import GuessProgram, guess_program
 from onward.generation.drafts.guesses import Guesses
 from onward.generation.drafts.paced import LENGTHS, MOST_ROWS, OF_INTEGERS
@@ -100,7 +100,8 @@ class HeadDraft:
                 drawn = of_program.tolist()
             else:
                 drawn = self.guesses.draw(logits, requests, tokens)
-                p = logits.float().softmax(-1).gather(-1, torch.tensor(drawn, device=state.device).relu_()[:, None])
+                if self.least:
+                    p = logits.float().softmax(-1).gather(-1, torch.tensor(drawn, device=state.device).relu_()[:, None])
             for new, token in zip(tokens, drawn):
                 new.append(token)
             last = [max(token, 0) for token in drawn]
@@ -139,9 +140,9 @@ class PacedHead(HeadDraft):
     """
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
-        integers = has_integer_weights(model)
-        self.lengths: Sequence[int] = OF_INTEGERS if integers else LENGTHS
-        self.most_rows = 1 if integers else MOST_ROWS
+        apart = rounds_rows_apart(model)
+        self.lengths: Sequence[int] = OF_INTEGERS if apart else LENGTHS
+        self.most_rows = 1 if apart else MOST_ROWS
         super().__init__(model, head, self.lengths[-1])
         step = AROUND_STEP + size(model) - (0 if model.config.tied else size(model.embed))
         weights = model.config.vocab_size * model.config.d_embed + sum(p.numel() for p in head.parameters())

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from onward.base.own import own_parts
 from onward.config.decoder import DecoderConfig, at
 from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.costs import cost_of, has_integer_weights
+from onward.generation.drafts.costs import cost_of, rounds_rows_apart
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.proposal import Draft, Proposal
 from onward.generation.request import Request
@@ -19,7 +19,7 @@ from onward.model.decoder import Decoder
 from onward.model.rows import OPEN
 
 LENGTHS = 3, 7  # proposal lengths: only two, since a step is compiled for each
-OF_INTEGERS = (2,)  # proposal lengths with integer weights
+OF_INTEGERS = (2,)  # proposal lengths where rows round apart
 BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
@@ -31,7 +31,7 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return an engine's default draft: lookup, used while it saves time. None for recurrent layers, since a row would
     have to keep a state for each draft token; for parts from outside the package, whose costs are not known; for small
     models, whose steps take little longer than a proposal; and for a `cache` that cannot add a whole proposal in one
-    call. With integer weights, few tokens are proposed, to one request at a time."""
+    call. Where rows round apart, few tokens are proposed, to one request at a time."""
     config = model.config
     layers, chunk = range(config.n_layers), cache.chunk if cache else config.context_length
     if chunk <= LENGTHS[-1] or is_small(config) or own_parts(config):
@@ -39,7 +39,7 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     if any(at(config.attention, layer).states(config) for layer in layers):
         return None
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
-    if has_integer_weights(model):
+    if rounds_rows_apart(model):
         return PacedDraft(lookup, cost_of(model), lengths=OF_INTEGERS, most_rows=1)
     return PacedDraft(lookup, cost_of(model))
 

@@ -263,6 +263,11 @@ def is_tiled(code: Code, given: Values) -> Any:
     return code.and_(code.and_(whole, wide), code.icmp_signed("<", given.inputs, INT(MOST_INPUTS)))
 
 
+def supports(inputs: int, outputs: int) -> bool:
+    """Whether a weight (outputs, inputs) has a size that these products support, as `is_tiled` asks when they run."""
+    return inputs % INPUTS == 0 and outputs >= OUTPUTS and inputs < MOST_INPUTS
+
+
 def put(code: Code, vector: Any, address: Any, place: Any) -> None:
     """Emit code that writes a vector to memory, `place` bytes after an address."""
     code.store(vector, code.bitcast(code.at(address, "int8", place), vector.type.as_pointer()), align=1)

@@ -157,7 +157,7 @@ def of_data(options: Options, replicas: "Replicas") -> None:
         evaluate_chats([lm, *models[1:]], models, options, replicas)
         return
     if options.template:
-        raise UserError("template is read only with examples, such as a .jsonl of messages: leave it out")
+        raise UserError("template applies only to examples, such as a .jsonl file of messages: leave it out")
     if len(models) > 1:
         of_texts([lm, *models[1:]], models, options, replicas)
         return
@@ -191,7 +191,7 @@ def of_data(options: Options, replicas: "Replicas") -> None:
 def of_texts(
     models: "Sequence[LanguageModel | str]", names: Sequence[str], options: Options, replicas: "Replicas"
 ) -> None:
-    """Several models on the same texts; the first one is already loaded."""
+    """Evaluate several models on the same texts; the first one is already loaded."""
     from onward.cli.commands.evaluate.divided import load_alike
 
     if not options.sources:
@@ -243,7 +243,7 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
             raise UserError(f"{word}{unknown} (lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
         return True
 
-    check_not_given(options, (*OF_TEXT, *OF_EXAMPLES), "--tasks asks questions")
+    check_not_given(options, (*OF_TEXT, *OF_EXAMPLES), "tasks ask questions")
     words = [word.strip() for word in COMMAS.split(options.tasks)] if options.tasks else []
     foreign = [word for word in words if is_foreign(word)]
     ours = ", ".join(word for word in words if word not in foreign)
@@ -285,12 +285,12 @@ def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> 
         examples = examples_of(lm.model, lm.text(), Records(options.sources, options.columns, options.ignore))
         return lambda lm: evaluate_head(lm.model, examples, replicas)
     if (held_out := getattr(inputs_of(options), "held_out", None)) is None:
-        raise UserError(f"{options.model} has no examples of its own that were held out: name some, as a .jsonl")
+        raise UserError(f"{options.model} has no held-out examples of its own: name a .jsonl file of examples")
     return lambda lm: evaluate_head(lm.model, held_out, replicas)
 
 
 def inputs_of(options: Options) -> "Inputs | None":
-    """The inputs of the run in the model's folder; None if it is not a run's."""
+    """The inputs of the run in the model's folder; None if the folder is not a run."""
     from onward.training import stages as tasks
 
     folder = Path(options.model)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from onward.parallel.replicas import Replicas
     from onward.text.tokenizer import Tokenizer
 
-Z = 1.96  # standard errors of a 95 % interval
+Z = 1.96  # half the width of a 95 % interval, in standard errors
 TEXTS = "texts", "labeled texts"  # layouts whose rows are documents
 
 

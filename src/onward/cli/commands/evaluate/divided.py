@@ -54,7 +54,7 @@ def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel
 
 def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype]:
     """Return the configuration of `model` and the dtype of its weights, as `options` load them; reads headers only.
-    Raises a UserError for a model that `load_part` cannot load."""
+    Raises a UserError for quantized weights, which cannot be divided."""
     from onward.checkpoint.peft.adapters import load_with_adapters
     from onward.hub.folder import locate
     from onward.transforms.extend import extended

@@ -39,12 +39,12 @@ class Options(Loading):
     examples: SizeOrZero = 0  # number of solved examples before each question
     limit: Size = 200  # maximum number of questions per task
     against: str = ""  # search this training data (prepared tokens or a run) for the questions
-    stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
+    stride: int = 0  # number of tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
-    template: str = ""  # chat template of examples; default: the model's own, or that of another named model
+    template: str = ""  # chat template of examples; default: the model's own, another model's, or a plain one
     page: str = ""  # with --answers: write an .html with the answers of two models side by side, to be judged
     columns: str = ""  # columns of examples to rename, such as prompt=question: Onward's name = the file's name
     ignore: str = ""  # columns of examples to leave out, such as notes,critique

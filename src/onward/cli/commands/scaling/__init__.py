@@ -40,8 +40,8 @@ class Options:
     action: Literal["optimum", "fit", "run"]  # optimum of published laws; fit a law to RUNS; run a grid and fit its law
     runs: str = ""  # fit: a folder of runs, or a table (.csv, .tsv)
     flops: str = ""  # optimum: operations for the entire training run, such as 1e21
-    params: str = ""  # optimum: parameters, such as 7B
-    tokens: str = ""  # optimum: training tokens, such as 300B
+    params: str = ""  # optimum: number of parameters, such as 7B
+    tokens: str = ""  # optimum: number of training tokens, such as 300B
     hours: str = ""  # optimum: training time in hours on --device
     device: str = "h100"  # device for --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices for --hours

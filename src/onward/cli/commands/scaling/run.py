@@ -53,7 +53,7 @@ class Options(RunConfig):
     check: bool = False  # also train the larger run, and compare its loss with the forecast
     tokenizer: str = "byte"  # char, byte, bpe:VOCABULARY or a path; small runs need a small vocabulary
     preset: str = "tiny"  # preset whose width is varied; --model.* changes its other fields
-    mup: SizeOrZero = 64  # width for which learning_rate is given; muP adapts the rate to the other widths
+    mup: SizeOrZero = 64  # width for which learning_rate is given; muP adapts it to the other widths
     learning_rate: float | None = None  # learning rate for steps of 1024 tokens; default: 0.5 / mup
     validation_tokens: TokenCount = (
         4096  # number of tokens of the validation text for the validation at the end of a run

@@ -28,7 +28,7 @@ examples:
   onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
 OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options for reading texts
-PASSAGE_CHARS = 4096  # characters per passage; language and kind are determined for each passage
+PASSAGE_CHARS = 4096  # characters per passage; script and kind are determined for each passage
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Options:
     out: str = ""  # folder for the trained tokenizer
     kind: Literal["bpe", "char", "byte"] = "bpe"  # byte-level BPE, characters, or bytes
     vocab_size: int = 4096  # maximum vocabulary size of a BPE tokenizer
-    data: tuple[str, ...] = ()  # texts to compare, grouped by source, script and kind; default: short built-in texts
+    data: tuple[str, ...] = ()  # texts to compare on, grouped by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
@@ -101,7 +101,7 @@ def train(options: Options) -> dict[str, Any]:
 
 
 def compare(options: Options) -> dict[str, Any]:
-    """Tokenizers named `char` or `bpe:N` are trained on the compared texts first."""
+    """Compare tokenizers; `char` and `bpe:N` are first trained on the compared texts."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
     from onward.text.training import train_tokenizer
