@@ -15,7 +15,7 @@ LLAMA3 = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CL100K = (  # unlike Llama 3's, white space at the end of a text is one piece
+CL100K = (  # unlike LLAMA3, keeps white space at the end of a text in one piece
     rf"{CONTRACTION}|"
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s+\z|\s*[\r\n]|\s+(?!\S)|\s"

@@ -147,7 +147,7 @@ def formatted(
     environment: Sandbox, text: MaskedString, args: Any, kwargs: Mapping[str, Any], numbers: Iterator[int]
 ) -> str:
     """`text.format(*args, **kwargs)`; the sandbox looks up attributes safely, and `numbers` are the indices of fields
-    without a name. Values that are neither padded nor converted keep their masks."""
+    without a name. Values without a format specification or a conversion keep their masks."""
     formatter, pieces = SandboxedFormatter(environment), list[str]()
     source = ord(mask_of(text)[0]) // 2 if len({*mask_of(text)}) == 1 else 0
     for literal, name, spec, conversion in Formatter().parse(text):

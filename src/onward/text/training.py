@@ -30,7 +30,7 @@ def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
 
     `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
     bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
-    texts. The texts are iterated once. Raises a UserError if an item of a list of texts is the path of a file.
+    texts. `texts` may be an iterator. Raises a UserError if an item of a list of texts is the path of a file.
     """
     for text in texts if isinstance(texts, Sequence) else ():
         check_text(text, "a text", "give Path({!r}).read_text()")

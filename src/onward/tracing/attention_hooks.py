@@ -69,8 +69,8 @@ class LatentContext(AttentionContext):
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
         """Pass rotated queries (B, T, H, P + R), keys before and after the rotation, and values (B, T, H, F) to open
-        traces. Keys and values are made of the latents (B, T, L) and of the rotated keys (B, T, R) that all heads
-        share."""
+        traces. Keys and values are computed from the latents (B, T, L); keys also contain the rotary keys (B, T, R)
+        that all heads share."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -121,7 +121,7 @@ def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: 
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook for scores before and after the mask, and attention weights."""
+    """Add the hook for scores before and after the mask, and for attention weights."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 

@@ -44,7 +44,7 @@ class Change:
         at = self.at
         numbers = [at.start or 0, at.stop or 0] if isinstance(at, slice) else [at] if isinstance(at, int) else at or []
         if any(position < 0 for position in numbers) or (isinstance(at, slice) and (at.step or 1) < 1):
-            raise UserError(f"Cannot change positions at {at}: count them from 0, the first token of a text")
+            raise UserError(f"Cannot change positions at {at}: count up from 0, the first token of a text")
 
     def __call__(self, x: Tensor, location: Location) -> Tensor:
         new = self.function(x, location).to(x.dtype)
@@ -149,7 +149,7 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
     letters = location.shape[-x.ndim :]
     if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
         raise UserError(
-            f"Cannot use the value, {described(new)}, for {sizes[0]} texts in an engine: give one for all requests"
+            f"Cannot use the value, {described(new)}, for {sizes[0]} texts in an engine: give one value to all"
         )
     if len(sizes) > x.ndim or any(
         size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)

@@ -165,7 +165,7 @@ class Trace:
     def mean(self, name: str, index: int | None = None) -> Tensor:
         """Return the mean of the recorded activation `name` (B, T, ...), or of only its head, unit or expert `index`,
         over all tokens of all calls, in at least fp32. For the output of an expert, it is the mean over the tokens that
-        use the expert. Raises a UserError for an activation without tokens."""
+        use the expert. Raises a UserError for an activation without tokens, or if the trace was made with `keep`."""
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"

@@ -100,8 +100,8 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """Measure the bits per byte of about a megabyte from the beginnings of the training sources, compressed by bz2, and
-    its bytes per token. `inputs` are the prepared texts of a run."""
+    """Measure the bits per byte of at most 1 MiB from the beginnings of the training sources, compressed by bz2, and
+    the bytes per token. `inputs` are the prepared texts of a run."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
@@ -135,7 +135,7 @@ def dial(
     is None if no size is possible with the options that the user set.
 
     Sizes are timed in increasing order by `timing`, which returns the seconds of a step, until the forecast loss
-    becomes worse or a twentieth of the time, by `clock`, is spent.
+    becomes worse or timing the next size would exceed a twentieth of the time, by `clock`.
     """
     candidates, seconds, taken = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)
@@ -146,7 +146,7 @@ def dial(
         trial = replace(config, model=chosen | config.model, batch_size=config.batch_size or WINDOWS)
         try:
             model = Decoder(trial.decoder(tokenizer.vocab_size)).to(device)
-        except UserError:  # the preset with the user's fields
+        except UserError:  # the user's fields do not fit this size
             continue
         parameters = sum(p.numel() for p in model.parameters())
         if candidates:

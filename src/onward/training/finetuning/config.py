@@ -42,8 +42,8 @@ class ExampleOptions:
 @named
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig, ExampleOptions):
-    """Settings of a fine-tuning run: all options that determine its results. Raises a UserError for values out of
-    range."""
+    """Settings of a fine-tuning run: all options that determine its results. Raises a UserError for values out of range
+    or in contradiction."""
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "raw", "repeated_lines", "pack", "preset", "model", "mup"),
