@@ -49,7 +49,7 @@ class UpdateOptions:
 
     optimizer: str = ""  # adamw; muon or normuon, with AdamW for vectors; module:Class; default: see preset, or adamw
     loss: str = ""  # module:NAME, a function of (model, batch) or an onward.Loss; default: the cross-entropy
-    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), twice that for muon, normuon
+    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (mup: 0.5 / mup), twice that for (nor)muon
     mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts it to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps or, if 1 or more, a number of steps

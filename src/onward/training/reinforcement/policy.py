@@ -276,7 +276,7 @@ class PolicyGradient(Loss):
 
     def outputs(self, model: Decoder, batch: Batch) -> PolicyOutputs:
         """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, in one forward
-        even if the model is sharded."""
+        pass even if the model is sharded."""
         outputs: PolicyOutputs = inside(model, policy_outputs, model, batch, self.method.loss_temperature)
         return outputs
 
@@ -284,7 +284,7 @@ class PolicyGradient(Loss):
         """Return the sum to minimize, the sum to report, and figures. Prompts without completions, as in validation,
         are completed first."""
         m = self.method
-        if not isinstance(batch, Rollouts):  # such as in validation
+        if not isinstance(batch, Rollouts):
             share, [rollouts] = batch.divisor, self.rollouts(model, [batch])
             total, reported, sums = self(model, rollouts)
             scale = share / rollouts.divisor

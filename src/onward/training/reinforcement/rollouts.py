@@ -64,7 +64,7 @@ class PolicyOutputs:
     logprobs: Tensor  # log-probabilities, with logits divided by the temperature
     entropy: Tensor  # entropies of these distributions, without gradient
     plain: Tensor  # log-probabilities at temperature 1, without gradient
-    values: Tensor  # values, if the model has a value head
+    values: Tensor  # outputs of the value head; 0 without one
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:

@@ -33,8 +33,8 @@ MAX_FAILURES = 3  # number of failed steps in a row that ends a run
 
 
 class Diverged(UserError):
-    """Raised when three steps in a row fail on different windows: the loss or the gradient is not finite, or the loss
-    is a spike (see `health.Spikes`)."""
+    """Raised when three steps in a row fail on different windows: the loss, the gradient or the weights are not finite,
+    or the loss is a spike (see `health.Spikes`)."""
 
 
 class Loop(Shown):

@@ -52,7 +52,7 @@ class Balance:
                 router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Add the expert assignments of one forward of a router in training to `counts` (X,) and, with `has_loss`,
+        """Add the expert assignments of one forward pass of a router in training to `counts` (X,) and, with `has_loss`,
         record them for the auxiliary loss. This is a forward hook; `output` is the router's (weights, experts)."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
@@ -69,14 +69,14 @@ class Balance:
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
-        """Return the auxiliary loss of the training forwards since the last call, with gradient; 0 if no router has an
-        auxiliary loss.
+        """Return the auxiliary loss of the forward passes in training since the last call, with gradient; 0 if no
+        router has an auxiliary loss.
 
         The auxiliary loss is loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its
         weight, f an expert's share of the assignments, and P the expert's mean share in the router's softmax (or
         normalized sigmoids). It equals `loss` if all experts have the same share.
         """
-        # sum over the tokens of all processes
+        # sum over the tokens of the context axis
         if self.processes and self.processes.context is not None and self.assignments:
             assignments = torch.cat(self.assignments)
             distributed.all_reduce(assignments, group=self.processes.context)
@@ -121,5 +121,5 @@ def is_biased(router: nn.Module) -> bool:
 
 
 def learning(module: nn.Module) -> bool:
-    """Whether this forward belongs to training and is not a recomputation of activations in the backward."""
+    """Whether this forward pass belongs to training and is not a recomputation of activations in the backward pass."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

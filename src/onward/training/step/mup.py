@@ -6,7 +6,7 @@ its initial weights and its learning rate by this factor. Therefore the factors 
 weights: the decoder's configuration is unchanged, and every program that loads models of the preset can load the
 result.
 
-With m = d_model / base, and base weights and rates at m = 1:
+With m = d_model / base, relative to m = 1:
 
 | parameters                                      | initial weights | learning rate |
 | ----------------------------------------------- | --------------- | ------------- |

@@ -222,7 +222,8 @@ class Trainer:
         return reported
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Return a context for the backward of a batch; gradients are reduced only in that of the `last` batch."""
+        """Return a context manager for the backward pass of a batch; gradients are reduced only in that of the `last`
+        batch."""
         if self.processes:
             return self.processes.accumulating(self.module, last=last)
         return nullcontext() if last else getattr(self.module, "no_sync", nullcontext)()

@@ -58,7 +58,7 @@ class PolicyMethod(Method, kind=""):
     temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
     iterations: Size = 1  # number of steps that use the same completions
-    mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
+    mask_truncated: bool = False  # exclude completions that are cut off, such as at completion_length
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
     replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep, to replace prompts with equal rewards
 
@@ -100,7 +100,7 @@ class PolicyMethod(Method, kind=""):
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         """Compute the fields of sampled completions that follow from their rewards, by name: `advantages` (N, T) or (N,
         1), and others that the loss needs; by default none. `sampled` are the outputs of the model that sampled the
-        completions; None if neither the KL nor `needs_sampled` requires them."""
+        completions; None if neither `iterations` > 1 nor `needs_sampled` requires them."""
         return {}
 
     @property
@@ -126,7 +126,7 @@ class PolicyMethod(Method, kind=""):
 @dataclass(frozen=True)
 class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) / standard
-    deviation."""
+    deviation (see `scale`)."""
 
     scale: AdvantageScale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not
 
