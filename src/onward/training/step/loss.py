@@ -83,7 +83,7 @@ class LossOfFunction(Loss):
         return two_sums(self.function(model, batch), self.function)
 
 
-OPTIONAL = "prepare", "divide", "summarize", "samples", "state", "load_state" # methods of a Loss
+OPTIONAL = "prepare", "divide", "summarize", "samples", "state", "load_state"  # methods of a Loss
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
