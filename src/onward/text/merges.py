@@ -18,7 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from onward.base.errors import UserError
 from onward.text.patterns import QWEN2, QWEN35
 
-END = "<|endoftext|>"  # follows every document and, as in GPT-2, precedes the first
+END = "<|endoftext|>"  # GPT-2's control token, which begins and ends a text
 Tables = Mapping[str, Mapping[str, Any]]
 
 

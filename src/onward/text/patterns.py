@@ -51,8 +51,8 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """The regular expressions by which an entry of tokenizer.json splits texts; () if it does not split, None if it is
-    not byte-level or splits in another way."""
+    """The regular expressions by which the `pre_tokenizer` of a tokenizer.json splits texts; () if it does not split,
+    None if it is not byte-level or splits in another way."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
     patterns, in_bytes = list[str](), False
     for part in [pre_tokenizer] if inner is None else inner:

@@ -1,7 +1,7 @@
 """Byte-level vocabularies by rank: tiktoken's files and Mistral's tekken.json. Does not import torch.
 
-A rank is the id of a token and the order of its merge. A tiktoken file has neither the pattern that splits texts nor
-the control tokens; both are inferred from the number of ranks.
+A rank is the place of a token in the order of merges and, in tiktoken's files, its id. A tiktoken file has neither the
+pattern that splits texts nor the control tokens; both are inferred from the number of ranks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from onward.text.tokenizer import BYTE, Tokenizer
 
-LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depend
+LOOK_BACK = 8  # number of prompt tokens on which the text of the next token may depend
 
 
 class TextStream:

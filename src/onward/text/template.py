@@ -2,7 +2,7 @@
 
 The rendered text is a `MaskedString`, which records the source of each character: literals of the template are marked
 when the template is compiled, and texts of messages before it is rendered. Jinja's syntax tree is changed through its
-public interface; its compiler is not.
+public interface; the compiler is unchanged.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class TracedContext(AttentionContext):
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
     """The context (rotations, cache and mask) that a traced layer with multi-head latent attention receives in place of
-    the plain AttentionContext. It also passes the latents and the rotary keys to open traces and edits, together with
-    the queries, keys and values of each head that are computed from them."""
+    the plain AttentionContext. It also passes the latents and the rotary keys to open traces and edits, and the
+    queries, keys and values of each head to open traces."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention

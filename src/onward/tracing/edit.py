@@ -154,7 +154,9 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
     if len(sizes) > x.ndim or any(
         size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)
     ):
-        raise UserError(f"Cannot fit the value, {described(new)}, to the activation, {described(x)}")
+        raise UserError(
+            f"Cannot fit the value, {described(new)}, to the activation, {described(x)}: give one that broadcasts to it"
+        )
     new = new.view(sizes)
     for axis, letter in enumerate(letters):
         if letter in ("T", "S") and sizes[axis] > 1:

@@ -89,7 +89,7 @@ class WatchOptions:
     evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
     task_limit: Size = 100  # maximum number of questions in each of these tasks
     keep: Size = 2  # number of recent saves to keep, in addition to the best
-    spike: NotNegative = 8.0  # a step fails if its loss is this many deviations above the recent median; 0: no limit
+    spike: NotNegative = 8.0  # a loss this many deviations above the recent median can fail a step; 0: no limit
     track: tuple[str, ...] = ()  # tensorboard and wandb, in addition to metrics.jsonl
     prompt: str = ""  # prompt for the sample shown at each validation; default: the beginning of the validation text
 

@@ -131,7 +131,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        # these methods read only prompts
+        # a draft head trains on the model's own answers, so its examples may be cut
         treat = "cut" if method.beside and config.too_long == "error" else config.too_long
         examples, left = tabulated(method.examples(encoder, records), length, treat)
         notes.extend(rows.sentences())

@@ -38,12 +38,8 @@ class Diverged(UserError):
 
 
 class Loop(Shown):
-    """The training loop of a run, built from its `Parts`; `run.Run` makes these from a configuration or a folder.
-
-    `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
-    started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
-    None if they do not apply.
-    """
+    """The training loop of a run, built from its `Parts`; `run.Run` makes these from a configuration or a folder, and
+    describes the attributes."""
 
     def __init__(self, parts: Parts) -> None:
         p = parts

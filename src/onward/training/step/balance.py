@@ -61,8 +61,8 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Forward hook: record the mean of `shares` (N, X) over the tokens; the shares are a router's softmax, or its
-        sigmoids divided by their sum."""
+        """Forward hook: record the mean of `shares` (N, X) over the tokens; the shares are a router's probabilities:
+        its softmax, or its sigmoids divided by their sum."""
         if learning(module):
             if isinstance(module, nn.Sigmoid):
                 shares = shares / shares.sum(-1, keepdim=True)
@@ -73,7 +73,7 @@ class Balance:
         router has an auxiliary loss.
 
         The auxiliary loss is loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its
-        weight, f an expert's share of the assignments, and P the expert's mean share in the router's softmax (or
+        weight, f an expert's share of the assignments, and P the expert's mean probability in the router's softmax (or
         normalized sigmoids). It equals `loss` if all experts have the same share.
         """
         # sum over the tokens of the context axis

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from onward.training.reinforcement.policy import PolicyGradient
     from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
-Clip = Annotated[float, Range(0, 1)]  # below 1
+Clip = Annotated[float, Range(0, 1)]
 ClipAbove = Annotated[float, Range(0, 100)]
 
 
