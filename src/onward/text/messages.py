@@ -16,7 +16,8 @@ from onward.text.tokenizer import SURROGATE, UNKNOWN
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
-ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")  # part of the template
+# the names of these roles count as text of the template, not of the message
+ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning in templates
 TEXTS = ("text", "input_text", "output_text")  # types of content parts that are text
 

@@ -112,7 +112,7 @@ class Tokenizer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The texts of the control tokens by their names in transformers, such as {"bos_token": "<s>"}; those that the
+        """The texts of the control tokens by their names in transformers, such as {"bos_token": "<s>"}; tokens that the
         vocabulary lacks are left out, since a reader would add them."""
         unknown = None if self.unknown_id is None else self.inner.id_to_token(self.unknown_id)
         names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}

@@ -31,7 +31,7 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or one sequence of 
 class Change:
     """A change of one activation for `edit`: `function` maps the activation and its Location (name, dimensions and
     token positions) to the new value, at all positions of the text or only at the positions `at`: an index, a sequence
-    of them, or a slice.
+    of indices, or a slice.
 
     Positions count from the start of the text, not of the call, so an edit has the same effect in generation with a
     cache as in one call on the whole text. Scores and weights of masked keys are not changed.
@@ -218,7 +218,7 @@ def edit(model: Decoder, changes: Mapping[str, Edited]) -> Iterator[None]:
 
     Keys are names and patterns as for `trace`. A value is a change from this module (zero, mean_of, add, scale, clamp,
     replace), a tensor or number that replaces the activation, or a function from the activation to one of the same
-    shape. The function receives the activation for the tokens of one call: during generation, one token per request.
+    shape. The function receives the activation for the tokens of one call: during decoding, one token per request.
 
     Edits of the same activation apply in the order in which they began. They apply to generation and training too, in
     the thread or asyncio task that opened them. After the block, also after an exception, the model is unchanged.

@@ -47,7 +47,7 @@ class DataOptions:
 class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
-    optimizer: str = ""  # adamw; muon or normuon, with AdamW for vectors; module:Class; default: see preset, or adamw
+    optimizer: str = ""  # adamw; muon or normuon, for matrices of blocks; module:Class; default: see preset, or adamw
     loss: str = ""  # module:NAME, a function of (model, batch) or an onward.Loss; default: the cross-entropy
     learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (mup: 0.5 / mup), twice that for (nor)muon
     mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts it to the model's width; 0: no muP

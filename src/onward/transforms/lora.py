@@ -68,8 +68,8 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """The dotted names that contain `target`, such as "attn.q"; raises a UserError if there are none, in which `what`
-    names the option."""
+    """The dotted names that contain `target`, such as "attn.q"; raises a UserError, in which `what` names the option,
+    if there are none."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]

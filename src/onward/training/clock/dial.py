@@ -36,7 +36,7 @@ SPREAD = 0.1  # maximum relative error of the law on the runs that it was fitted
 SHARE = 0.05  # maximum share of the time budget for timing
 TIMED = 3  # timed steps of each size
 OVERHEAD = 0.8  # share of the time for training steps
-SAMPLE = 1 << 20  # number of tokens to sample from the text, and of bytes to compress with bz2
+SAMPLE = 1 << 20  # maximum number of tokens to read from the text, and of bytes to compress with bz2
 WINDOWS, FEW, BATCH_EXPONENT = 8, 4e6, 0.38  # windows per step up to FEW tokens; exponent of their growth
 SIZES: list[dict[str, Any]] = [
     {"d_model": 64, "n_layers": 2, "n_heads": 2, "context_length": 128},

@@ -51,7 +51,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     )
 
     learning_rate: NotNegative | None = None  # peak learning rate; default: the method's constant divided by d_model
-    optimizer: str = "adamw"  # adamw; muon or normuon, with AdamW for vectors; module:Class of a library
+    optimizer: str = "adamw"  # adamw; muon or normuon, for matrices of blocks; module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; there is none for norms and biases
     out: str = ""  # folder of the run; default: runs/ and the names of model and method; for a draft: MODEL/draft
 

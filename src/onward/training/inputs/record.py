@@ -27,7 +27,7 @@ class InputsRecord:
     model: Mapping[str, Any]  # fields of the model's DecoderConfig
     base: str = ""  # checksum of the weights to compare the model with; "": no comparison
     labels: tuple[str, ...] = ()  # labels of the output head, if the run trains one
-    notes: tuple[str, ...] = ()  # messages to the user: the recognized data shapes, and examples that were too long
+    notes: tuple[str, ...] = ()  # messages to the user: the recognized record formats, and examples that were too long
     too_long: Mapping[str, Any] = field(default_factory=dict)  # counts of examples that were cut or left out
     quantization: QuantizationError | None = None  # quantization error of the base, if it is quantized
 

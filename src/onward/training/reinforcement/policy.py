@@ -55,7 +55,7 @@ class CompletionGroup:
 
 
 class Rule(Protocol):
-    """The fields and functions of a reinforcement method, such as GRPO, that PolicyGradient uses; see
+    """The fields and functions of a reinforcement learning method, such as GRPO, that PolicyGradient uses; see
     `methods.policy.PolicyMethod`."""
 
     @property
@@ -91,8 +91,8 @@ class Rule(Protocol):
 
 
 class PolicyGradient(Loss):
-    """The loss of a reinforcement method: samples completions of prompts, scores them by a reward, and compares the
-    model with a reference, if any. Pass it to a Trainer as `loss`."""
+    """The loss of a reinforcement learning method: samples completions of prompts, scores them by a reward, and
+    compares the model with a reference, if any. Pass it to a Trainer as `loss`."""
 
     of_batches: ClassVar[bool] = True
 
@@ -133,7 +133,7 @@ class PolicyGradient(Loss):
     def rollouts(self, model: Decoder, batches: Sequence[Batch], *, replay: bool = False) -> list[Rollouts]:
         """Sample completions of the prompts in `batches` from `model`, score them, and return them with their
         advantages, a Rollouts for each batch. With `replay`, prompts whose completions all have the same reward are
-        replaced by prompts of the replay buffer, as far as it has some."""
+        replaced by prompts of the replay buffer, as far as it has any."""
         samples, questions, seeds = self.method.samples, list[Question](), list[int]()
         for batch in batches:
             rows = zip(prompts_of(batch), columns_of(batch))

@@ -44,7 +44,7 @@ class Balance:
         own = sum(layer in self.routers for layer in with_loss)
         self.loss = loss * own / max(1, len(with_loss))  # the stages sum to a mean over all layers
         self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss
-        self.shares: list[Tensor] = []  # mean shares, (X,), for the same layers
+        self.shares: list[Tensor] = []  # mean probabilities, (X,), for the same layers
         for router, counts in zip(self.routers.values(), self.counts):
             has_loss = bool(loss) and not is_biased(router)
             router.register_forward_hook(partial(self.watch, counts, has_loss))

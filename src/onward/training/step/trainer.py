@@ -191,7 +191,7 @@ class Trainer:
 
     def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
         """Compute and accumulate the gradients of a step's batches. Return a dict of the loss and its figures, each the
-        mean over all processes, and the number of targets in all processes."""
+        mean over the batches of all processes, and the number of targets in all processes."""
         if self.processes:
             batches = [self.processes.own_tokens(batch) for batch in batches]
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]

@@ -1,4 +1,4 @@
-"""A draft of a model, for speculative decoding."""
+"""A draft head for a model, for speculative decoding."""
 
 from __future__ import annotations
 

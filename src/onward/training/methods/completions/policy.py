@@ -1,6 +1,6 @@
 """Methods that reward the model's own completions of prompts.
 
-Shapes: N completions, T tokens of a prompt and its completion.
+Shapes: N completions, T tokens of a prompt and its completion, less one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ClipAbove = Annotated[float, Range(0, 100)]
 
 @dataclass(frozen=True)
 class PolicyMethod(Method, kind=""):
-    """The base class of reinforcement methods, which reward completions sampled from the model. A policy-gradient
-    method defines `advantages` and `surrogate`, any other method `token_losses`.
+    """The base class of reinforcement learning methods, which reward completions sampled from the model. A
+    policy-gradient method defines `advantages` and `surrogate`, any other method `token_losses`.
 
     p and p_old are the probabilities of a token under the model and under the model that sampled it; A is its
     advantage.
