@@ -47,7 +47,7 @@ BAD = {
     "show": "takes models and a text",
     "show text": "takes models and a text",
     "show nowhere text": "there is no folder nowhere",
-    "show empty text": "there is no tokenizer.json in empty",
+    "show empty text": "there is no tokenizer in empty",
 }
 
 

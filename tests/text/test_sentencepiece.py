@@ -81,7 +81,7 @@ REFUSED = {
     "a piece without its parts": (with_pieces(Piece("ac", -7, NORMAL)), "has the piece 'ac' and no piece 'c'"),
     "a symbol with two spaces": (
         replace(with_pieces(Piece("a  b", 0, USER_DEFINED)), squeeze=True),
-        "the symbol 'a  b', in which spaces are kept (remove_extra_whitespaces)",
+        "the symbol 'a  b', whose spaces SentencePiece keeps despite remove_extra_whitespaces",
     ),
     "a piece of another type": (with_pieces(Piece("c", 0, 7)), "is not a SentencePiece file (the piece 'c' has type 7"),
     "an endless score": (with_pieces(Piece("c", float("nan"), NORMAL)), "and score nan"),

@@ -201,7 +201,7 @@ def test_a_mean_of_requests_leaves_out_their_padding() -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at -1: count them from 0"),
+        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at -1: count up from 0"),
         (lambda m: onward.edit(m, {"blocks.0": scale(2, at=slice(-3, None))}), r"at slice\(-3, None, None\)"),
         (
             lambda m: onward.edit(m, {"blocks.0": mean_of(onward_trace(m, "blocks.1"))}),

@@ -1,4 +1,4 @@
-"""A run folder that was edited by hand resumes, or one sentence names the file and the key."""
+"""A run folder that was edited by hand resumes, or is refused with one sentence."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def stopped_run(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def edit(folder: Path, random: Random) -> str:
-    """Edit a file of a run; returns its name."""
+    """Edit a file of a run; return its name."""
     name = random.choice(["inputs.json", "run.json", PROGRESS, "metrics.jsonl", "samples.jsonl"])
     path = saves(folder)[-1] / name if name == PROGRESS else folder / name
     if name.endswith(".jsonl"):

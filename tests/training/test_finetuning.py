@@ -92,7 +92,7 @@ def test_a_finished_run_is_made_longer_on_its_own_tokens_or_others(story_file: P
         longer = onward.load(tmp_path / name)
         assert longer.tokenizer.inner.to_str() == base.tokenizer.inner.to_str()
         for one, other in zip(longer.model.parameters(), onward.load(base.folder).model.parameters()):
-            assert torch.equal(one, other), "it begins from the weights, and learns nothing at a rate of 0"
+            assert torch.equal(one, other), "it begins from the weights, and learns nothing at a learning rate of 0"
     assert main([*argv, "--preset", "tiny", "--out", str(tmp_path / "bad")]) == 2
     assert main(["train", "--from", str(story_file), "--steps", "2", "--out", str(tmp_path / "bad")]) == 2
 

@@ -207,7 +207,7 @@ def assert_trains_as_the_plain_one(wrap: Callable[[torch.nn.Module], torch.nn.Mo
 def test_wrapped_module_trains_as_the_plain_one(chunk: int, mlp: str) -> None:
     found = assert_trains_as_the_plain_one(Wrapped, mlp, chunk)
     assert isinstance(found.module, Wrapped)
-    assert found.module.calls == 10, "each batch goes through one forward"
+    assert found.module.calls == 10, "each batch goes through one forward pass"
 
 
 def distributed_data_parallel(folder: Path) -> None:

@@ -58,7 +58,7 @@ def alone(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def assert_equal_but_for_rounding(one: Path, other: Path) -> None:
-    """Assert that two runs in fp64 have the same log and the same averaged weights, up to 1e-9 of the largest value."""
+    """Assert that two runs in fp64 have the same log and the same averaged weights, up to rounding."""
     for a, b in zip(metrics(one), metrics(other), strict=True):
         shared = a.keys() & b.keys()  # layers of a sharded model are not measured
         figures = {k: b[k] for k in shared}
@@ -156,7 +156,7 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
 def test_processes_begin_together_as_one_does(
     beginning: str, settings: dict[str, Any], story_file: Path, two: Ranks, tmp_path: Path
 ) -> None:
-    """No process has the whole model, and the first save is byte-for-byte equal to that of one process."""
+    """The model of the first save is byte-for-byte equal to that of one process, and its state has equal tensors."""
     options = {k: v for k, v in settings.items() if k != "model"} | BEGINNINGS[beginning]
     if "base" in options:
         sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "context_length": 32}
@@ -237,7 +237,6 @@ TUNED: list[tuple[str, int, tuple[str, ...]]] = [  # method, rank of adapters, s
 def test_fine_tuning_on_a_mesh_is_that_of_one_process(
     tuned: tuple[str, int, tuple[str, ...]], two: Ranks, tmp_path: Path
 ) -> None:
-    """Questions are not trained; a run continues on another mesh."""
     method, lora, meshes = tuned
     data = {"sft": sums, "dpo": pairs}[method]()
     base, rows = base_model(tmp_path / "base", dropout=0.0), write_rows(tmp_path / "rows.jsonl", data)

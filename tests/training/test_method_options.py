@@ -1,4 +1,5 @@
-"""Methods as values: every field of every method changes the result, or one sentence names the methods that use it."""
+"""Methods as values: every field, except a few, changes the result; an option of other methods is refused with their
+names."""
 
 import hashlib
 from pathlib import Path

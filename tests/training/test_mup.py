@@ -1,4 +1,4 @@
-"""muP: activations, and with them the best learning rate, do not depend on the width."""
+"""muP: the changes of activations, and with them the best learning rate, hardly depend on the width."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -153,7 +153,7 @@ def test_rloo_is_that_of_trl() -> None:
 
 
 class Anything(SimpleNamespace):
-    """Attributes of a trainer that have no effect are 0, and so are their return values."""
+    """A trainer whose other attributes, which have no effect, are None."""
 
     def __getattr__(self, name: str) -> Any:
         return None

@@ -258,7 +258,7 @@ def test_a_class_of_the_user_is_a_reward(monkeypatch: pytest.MonkeyPatch) -> Non
 
     @dataclass(frozen=True)
     class Vowels(Reward, kind="vowels"):
-        most: int = 3  # that count
+        most: int = 3  # maximum number of vowels that count
 
         def score(self, completion: Completion) -> float:
             return min(self.most, sum(map(completion.text.count, "aeiou")))

@@ -1,4 +1,4 @@
-"""Completions of a prompt as branches of one row: the states, losses and gradients equal those of separate rows."""
+"""Completions of a prompt as branches of one row: the states and gradients equal those of separate rows."""
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ GROUPS = [(6, [1, 5, 3]), (2, [4]), (7, [2, 2, 4, 1]), (1, [6, 6])]
 
 
 def completions(vocab: int) -> Batch:
-    """The groups as rows, padded at the end; the second token of each completion is not a target, like a token of a
-    reply."""
+    """The groups as rows, padded at the end; the second token of each completion of more than two tokens is not a
+    target, like a token of a reply."""
     torch.manual_seed(0)
     count = sum(len(sizes) for _, sizes in GROUPS)
     tokens, targets = torch.zeros(2, count, LENGTH - 1, dtype=torch.int64)

@@ -132,7 +132,8 @@ trackers.close()
 
 
 def offline(run: Path, *lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a process without an API key whose standard input stays open, so that it could ask for a key."""
+    """Run a process with no WANDB variables except those in `environment`, and with an open standard input, so that it
+    could ask for a key."""
     home = run / "home"
     home.mkdir(exist_ok=True)
     variables = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(home)} | environment

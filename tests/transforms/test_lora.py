@@ -1,5 +1,5 @@
-"""New adapters change nothing, only adapters are trained, and they are equivalent to their merged weights
-everywhere."""
+"""New adapters change nothing, only adapters and chosen modules are trained, and adapters are equivalent to their
+merged weights everywhere."""
 
 import copy
 from dataclasses import dataclass, replace

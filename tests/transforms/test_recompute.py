@@ -1,4 +1,4 @@
-"""Recomputing activations in the backward changes only memory use."""
+"""Recomputing activations in the backward pass changes no bit of the gradients and reduces memory use."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -23,7 +23,7 @@ compiled = partial(compile_blocks, backend="aot_eager")
 
 
 def results(model: Decoder, precision: str = "fp32") -> list[Tensor]:
-    """The logits of a forward in training, and all gradients."""
+    """The logits of a forward pass in training, and all gradients."""
     torch.manual_seed(1)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         y = model.train()(token_ids(model.config))

@@ -10,12 +10,12 @@ import tokenizers
 from onward.base.errors import UserError
 
 KEY = re.compile(r"((\w+_)?(image|video|audio|vision)(_\w+)?|[be]o[ia])_token(_id|_index)?")
-TABLES = "extra_special_tokens", "thinker_config"  # tables inside these files that also have such keys
+TABLES = "extra_special_tokens", "thinker_config"  # nested tables that can also have keys of this kind
 
 
 def media_tokens(tables: Mapping[str, Mapping[str, Any]], inner: tokenizers.Tokenizer) -> dict[int, str]:
-    """The tokens for images, video and sound that the files of a model's folder name, by id: those of the encoders, and
-    those before and after them."""
+    """Tokens for images, video and sound in the files of a model's folder, by id: placeholders, and tokens that begin
+    or end their sections."""
     result = {}
     for file in tables.values():
         for table in (file, *(file[name] for name in TABLES if isinstance(file.get(name), Mapping))):

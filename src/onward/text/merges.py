@@ -1,8 +1,8 @@
 """Vocabularies of vocab.json and merges.txt, for which each model family splits texts in its own way. Does not import
 torch.
 
-The two files specify neither how a text is normalized nor how it is split before merging: this follows from the class
-of transformers that tokenizer_config.json names, or config.json by its model_type.
+The two files specify neither how a text is normalized nor how it is split before merging: this follows from a class of
+transformers, see `class_name`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from onward.base.errors import UserError
 from onward.text.patterns import QWEN2, QWEN35
 
-END = "<|endoftext|>"  # follows every document and, as in GPT-2, precedes the first
+END = "<|endoftext|>"  # GPT-2's control token, which begins and ends a text
 Tables = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """The rules of a class of transformers for byte-level vocabularies."""
+    """The rules by which a class of transformers reads vocab.json and merges.txt."""
 
-    split: str = ""  # a regular expression in place of GPT-2's, by which a text is split
+    split: str = ""  # regular expression that splits texts; "" for GPT-2's
     digits: bool = False  # whether digits are split one by one before GPT-2's splits
     composed: bool = False  # whether a text is normalized to NFC
-    names: Mapping[str, str] = field(default_factory=dict)  # the control tokens, such as bos_token
+    names: Mapping[str, str] = field(default_factory=dict)  # control tokens by name, such as bos_token
 
 
 GPT2_NAMES = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END)
@@ -66,8 +66,9 @@ GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # these classes do not det
 
 
 def class_name(tables: Tables) -> str:
-    """The class of transformers that reads a folder's vocab.json and merges.txt: the named one or that of the
-    model_type; GPT-2's where neither is known."""
+    """The class of transformers that reads a folder's vocab.json and merges.txt: the named one or, if the name is
+    missing, generic or known to be wrong, that of the model_type. GPT-2's if the folder names neither; the result may
+    be unknown to CLASSES."""
     config, given = tables.get("config.json", {}), tables.get("tokenizer_config.json", {})
     model_type = str(config.get("model_type") or "")
     named = str(given.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
@@ -107,7 +108,7 @@ def read_merges(folder: Path, tables: Tables) -> tuple[tokenizers.Tokenizer, Map
 def read_bpe(folder: Path, **options: Any) -> models.BPE:
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     if not merges.exists():
-        raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
+        raise UserError(f"there is no merges.txt in {folder}, but {vocab.name} needs it: copy or download it")
     try:
         return models.BPE.from_file(str(vocab), str(merges), **options)
     except Exception as error:  # the library raises no narrower class

@@ -16,18 +16,19 @@ from onward.text.tokenizer import SURROGATE, UNKNOWN
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "Hello"}, and other keys that a template reads
 
-ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")  # of a template's text
+# the names of these roles count as text of the template, not of the message
+ROLES = ("system", "developer", "user", "assistant", "model", "tool", "function", "observation")
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning in templates
 TEXTS = ("text", "input_text", "output_text")  # types of content parts that are text
 
 
 class Messages:
-    """The messages of a conversation, and other `variables`, as a chat template takes them; `names` are those of
-    control tokens. Each text in a field of a message has its own source (see MaskedString), so that the rendered
-    text shows which fields the template wrote, and where.
+    """The messages of a conversation, and other `variables`, as a chat template takes them; `names` are control tokens
+    by name, such as bos_token. Each text in a field of a message has its own source (see MaskedString), so that the
+    rendered text shows which fields the template wrote, and where.
 
-    `messages` differ from those given: the reasoning of a message has each of the names that templates use, text parts
-    of a content are joined, a missing content is empty, arguments of tool calls are tables, and fields that are None
+    `messages` differ from `given`: the reasoning of a message has each of the names that templates use, text parts of a
+    content are joined, a missing content is empty, JSON arguments of tool calls are parsed, and fields that are None
     are left out."""
 
     def __init__(
@@ -58,7 +59,7 @@ class Messages:
 
     def render(self, add_generation_prompt: bool) -> MaskedString:
         """Render the first variant of the messages (see `readings`) for which the template writes every message and
-        tool call, and set `messages` to this variant. If there is none, raises the error of the first variant."""
+        tool call, and set `messages` to this variant. If there is none, raise the error of the first."""
         first: UserError | None = None
         for messages in [*self.readings()]:
             self.messages = messages
@@ -147,7 +148,7 @@ class Messages:
         return max((mask_of(text).rfind(code) + 1 for code in codes), default=0)
 
     def check_content(self, text: MaskedString, messages: Sequence[Message], index: int) -> None:
-        """Raise a UserError if the template left out a part of the content, as some leave out reasoning."""
+        """Raise a UserError if the template wrote only a part of the content, as some templates leave out reasoning."""
         content = messages[index].get("content") or ""
         codes = codes_of(self.sources.get((index, "content"), -1)) if content else ""
         kept = "".join(c for c, code in zip(str.__iter__(text), mask_of(text)) if code in codes)
@@ -177,8 +178,8 @@ def check_messages(messages: Any) -> None:
 
 
 def normalized(message: Message, index: int) -> dict[str, Any]:
-    """A message with a content, without fields that are None, with each name of its reasoning, joined text parts, and
-    arguments of tool calls as tables."""
+    """A message with a content and without fields that are None: its reasoning has each name in REASONING, text parts
+    are joined, and JSON arguments of tool calls are parsed."""
     result = {"content": ""} | {str(name): value for name, value in message.items() if value is not None}
     reasoning = next((result[name] for name in REASONING if result.get(name)), None)
     if reasoning is not None:
@@ -195,7 +196,7 @@ def normalized(message: Message, index: int) -> dict[str, Any]:
 
 
 def with_table(call: Any) -> Any:
-    """A tool call with its arguments as a table; unchanged if they are a text that is not JSON."""
+    """A tool call with its JSON arguments parsed; unchanged if it is not a table or its arguments are not JSON."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
@@ -225,4 +226,4 @@ def marked(value: Any, source: int) -> Any:
 def template_error(error: Exception) -> UserError:
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     reason = " ".join(str(error).split()) or type(error).__name__
-    return UserError(f"the chat template cannot be used for this{line}: {reason}")
+    return UserError(f"the chat template cannot be used for these messages{line}: {reason}")

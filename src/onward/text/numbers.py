@@ -13,6 +13,6 @@ def last_number(text: str) -> float | None:
 
 
 def same_number(text: str, expected: str) -> bool:
-    """Whether the last numbers in both texts are equal, to 1e-9."""
+    """Whether the last numbers in both texts are equal, to a relative or absolute tolerance of 1e-9."""
     value, right = last_number(text), last_number(expected)
     return value is not None and right is not None and math.isclose(value, right, abs_tol=1e-9)

@@ -15,7 +15,7 @@ LLAMA3 = (
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CL100K = (  # unlike Llama 3's, white space at the end of a text is one piece
+CL100K = (  # unlike LLAMA3, keeps white space at the end of a text in one piece
     rf"{CONTRACTION}|"
     r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
@@ -51,8 +51,8 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """The regular expressions by which an entry of tokenizer.json splits texts; () if it does not split, None if it is
-    not byte-level or splits in another way."""
+    """The regular expressions by which the `pre_tokenizer` of a tokenizer.json splits texts; () if it does not split,
+    None if it is not byte-level or splits in another way."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
     patterns, in_bytes = list[str](), False
     for part in [pre_tokenizer] if inner is None else inner:

@@ -33,7 +33,8 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """All pairs whose joined text is an ordinary piece, ordered by its score, highest first, then by the pair's ids."""
+    """All pairs of pieces whose joined text is a normal piece, ordered by its score, highest first, then by the pair's
+    ids."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:
@@ -79,8 +80,8 @@ def bpe_of_pieces(
 
 
 def add_tokens(inner: tokenizers.Tokenizer, typed: Sequence[tuple[str, int]], *, normalized: bool = False) -> None:
-    """Register control and user-defined tokens, `typed` as (text, SentencePiece type). User-defined tokens are matched
-    in the text as given or, if `normalized`, after normalization, which replaces spaces."""
+    """Register unknown, control and user-defined tokens, `typed` as (text, SentencePiece type). User-defined tokens are
+    matched in the text as given or, if `normalized`, after normalization; tokens with a space are then left out."""
     texts = [text for text, kind in typed if kind == USER_DEFINED and not (normalized and " " in text)]
     own = [AddedToken(text, normalized=normalized, special=False) for text in texts]
     control = [AddedToken(text, normalized=False, special=True) for text, kind in typed if kind in (UNKNOWN, CONTROL)]

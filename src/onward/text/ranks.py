@@ -1,7 +1,7 @@
 """Byte-level vocabularies by rank: tiktoken's files and Mistral's tekken.json. Does not import torch.
 
-A rank is the id of a token and the order of its merge. A file of ranks has neither the pattern that splits texts nor
-the control tokens; these are inferred from the number of ranks.
+A rank is the place of a token in the order of merges and, in tiktoken's files, its id. A tiktoken file has neither the
+pattern that splits texts nor the control tokens; both are inferred from the number of ranks.
 """
 
 from __future__ import annotations
@@ -135,7 +135,10 @@ def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | Non
         raise UserError(f"{path} is not a tekken.json ({what}): copy or download it again") from None
     listed = listed or dict(enumerate(TEKKEN_SPECIALS))
     if not 0 <= count <= size or not all(isinstance(name, str) for name in listed.values()):
-        raise UserError(f"{path} has {count} of its {size} control tokens: copy or download it again")
+        raise UserError(
+            f"{path} has {count} control tokens in a vocabulary of {size}, or a control token that is not text: copy "
+            "or download it again"
+        )
     inner = ranked_bpe(ranks, pattern, path, count)
     specials = [listed.get(i, f"<SPECIAL_{i}>") for i in range(count)]
     state = json.loads(inner.to_str())  # the library gives new tokens ids after all others

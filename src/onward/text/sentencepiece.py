@@ -185,9 +185,9 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
             "cannot apply longest rule first"
         )
     if not last(normalizer, "escape_whitespaces", 1):
-        return "keeps spaces as they are (escape_whitespaces is false), which Onward does not read"
+        return "keeps spaces as they are (escape_whitespaces is false), which Onward does not support"
     if last(denormalizer, "precompiled_charsmap", b""):
-        return "changes decoded texts (denormalizer_spec), which Onward does not read"
+        return "changes decoded texts (denormalizer_spec), which Onward does not support"
     return ""
 
 
@@ -201,9 +201,9 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
     if wanted != {*of_type[BYTE]}:
         return f"has {len(of_type[BYTE])} pieces for bytes, although byte_fallback is {str(fallback).lower()}"
     if short := next((text for text in of_type[CONTROL] + of_type[UNKNOWN] if len(text) == 1), ""):
-        return f"has the control token {short!r}, which is a character of texts"
+        return f"has the control token {short!r}, a single character that texts may contain"
     if squeeze and (spaced := next((text for text in of_type[USER_DEFINED] if "  " in text), "")):
-        return f"has the symbol {spaced!r}, in which spaces are kept (remove_extra_whitespaces)"
+        return f"has the symbol {spaced!r}, whose spaces SentencePiece keeps despite remove_extra_whitespaces"
     if not fallback and (byte := next(filter(BYTE_PIECE.fullmatch, of_type[USER_DEFINED] + of_type[NORMAL]), "")):
         return f"has {byte!r} as text, although byte_fallback is false"
     ordinary, symbols = {*of_type[NORMAL], *of_type[UNUSED]}, {*of_type[USER_DEFINED]}
@@ -222,7 +222,8 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
 
 
 def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
-    """Compare with the file's self-test texts, (text, expected pieces joined by spaces)."""
+    """Compare with the file's self-test samples, (text, expected pieces joined by spaces), except samples with unknown
+    tokens."""
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from onward.text.tokenizer import BYTE, Tokenizer
 
-LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depend
+LOOK_BACK = 8  # number of prompt tokens on which the text of the next token may depend
 
 
 class TextStream:
@@ -15,8 +15,8 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
-        self.decoded = list(before[-LOOK_BACK:])  # tokens of the last piece, on which a decoder may depend
-        self.pending: list[int] = []  # tokens after the last piece, whose text can still change
+        self.decoded = list(before[-LOOK_BACK:])  # tokens of the text returned last, on which a decoder may depend
+        self.pending: list[int] = []  # tokens after these, whose text can still change
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
 
     def push(self, token: int) -> str:

@@ -2,7 +2,7 @@
 
 The rendered text is a `MaskedString`, which records the source of each character: literals of the template are marked
 when the template is compiled, and texts of messages before it is rendered. Jinja's syntax tree is changed through its
-public interface; its compiler is not.
+public interface; the compiler is unchanged.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def formatted(
     environment: Sandbox, text: MaskedString, args: Any, kwargs: Mapping[str, Any], numbers: Iterator[int]
 ) -> str:
     """`text.format(*args, **kwargs)`; the sandbox looks up attributes safely, and `numbers` are the indices of fields
-    without a name. Values that are neither padded nor converted keep their masks."""
+    without a name. Values without a format specification or a conversion keep their masks."""
     formatter, pieces = SandboxedFormatter(environment), list[str]()
     source = ord(mask_of(text)[0]) // 2 if len({*mask_of(text)}) == 1 else 0
     for literal, name, spec, conversion in Formatter().parse(text):

@@ -88,7 +88,9 @@ def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
             raise UserError(f"template is {name!r}: {nearest(name, TEMPLATES)} (or name a file of Jinja)")
         template = Template(path.read_text(encoding="utf-8"))
     if not template.end and tokenizer.eos is None and "eos_token" in template.source:
-        raise UserError(f"template is {name!r}, which ends answers with eos_token, but the tokenizer has none")
+        raise UserError(
+            f"Cannot use the template {name!r}, because it writes eos_token, which this tokenizer lacks: name another"
+        )
     inner = type(tokenizer.inner).from_str(tokenizer.inner.to_str())
     inner.add_special_tokens([token for token in template.controls if inner.token_to_id(token) is None])
     own = inner.token_to_id(template.end) if template.end else None

@@ -26,7 +26,7 @@ UNKNOWN = "\ufffd"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte token of SentencePiece's byte fallback
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
-ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
+ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token with text right after a line break, in characters or in byte symbols
 CONTROL_FILES = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"
 TokenId = Annotated[int, Range(0, 2**32 - 1)]
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
@@ -67,18 +67,18 @@ class Tokenizer:
         self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self.cuttable = cuttable(inner)
         self.of_bytes = isinstance(inner.decoder, decoders.ByteLevel)
-        self.media = dict[int, str]()  # tokens for images or sound, by id: see `text.media`
+        self.media = dict[int, str]()  # tokens for images, video and sound, by id: see `text.media`
 
     @classmethod
     @checked
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load the tokenizer in a folder or a file: tokenizer.json, GPT-2's vocab.json and merges.txt, Mistral's
+        """Load the tokenizer in a folder or a file: tokenizer.json, vocab.json with merges.txt, Mistral's
         tekken.json, SentencePiece's tokenizer.model, or a .tiktoken file of ranks. Raises a UserError if there is none,
         or the file is damaged."""
         path = Path(path)
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
         if not file.exists():
-            raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that contains one")
+            raise UserError(f"there is no tokenizer in {path}: name a tokenizer file or a folder with one")
         tables = published(file.parent)
         inner, names = read_inner(file, tables)
         add_published(inner, tables, names, file.name)
@@ -112,7 +112,7 @@ class Tokenizer:
 
     @property
     def names(self) -> dict[str, str]:
-        """The texts of the control tokens by their names in transformers, such as {"bos_token": "<s>"}; those that the
+        """The texts of the control tokens by their names in transformers, such as {"bos_token": "<s>"}; tokens that the
         vocabulary lacks are left out, since a reader would add them."""
         unknown = None if self.unknown_id is None else self.inner.id_to_token(self.unknown_id)
         names = {"bos_token": self.bos, "eos_token": self.eos, "unk_token": unknown, "pad_token": self.pad}
@@ -128,8 +128,8 @@ class Tokenizer:
 
     @explained
     def continuation(self, before: str, text: str) -> list[int]:
-        """Return the token ids of a text that continues the text `before`: after the tokens of `before`, encoded by
-        itself, they decode to both texts as one, with no space added between them."""
+        """Return the token ids of a text that continues the text `before`: appended to the tokens of `before`, they
+        decode to `before + text`, with no space added in between."""
         first, whole = self.encode_batch([before, before + text])
         return whole[len(first) :] if whole[: len(first)] == first else self.encode_inside(text)
 
@@ -169,9 +169,9 @@ class Tokenizer:
             raise UserError(f"the tokenizer cannot encode this text: {' '.join(str(error).split())}") from None
 
     def pieces(self, text: str, size: int = PIECE) -> list[str]:
-        """Cut a long text into pieces of `size` characters or more that, encoded separately, give the same tokens as
-        the whole text: each cut is after a line break between two characters that are not white space. A text without
-        such a place is one piece."""
+        """Cut a long text into pieces of at least `size` characters (the last may be shorter) that, encoded separately,
+        give the same tokens as the whole text: each cut is after a line break between two characters that are not white
+        space. A text without such a place, or of a tokenizer that is not `cuttable`, is one piece."""
         if len(text) <= size or not self.cuttable:
             return [text]
         result, start = [], 0
@@ -235,7 +235,7 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 def utf8(text: str) -> str:
     """The text with U+FFFD for surrogates, which the library `tokenizers` does not accept."""
     if not isinstance(text, str):
-        raise UserError(f"text is {shown(text)}: a tokenizer takes text")
+        raise UserError(f"text is {shown(text)}: give a string")
     return SURROGATE.sub(UNKNOWN, text)
 
 

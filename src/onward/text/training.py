@@ -28,9 +28,9 @@ def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
 def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
     """Train or load a tokenizer by its specification `spec`: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
 
-    `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
+    `char`: every character of the texts is a token; other characters are unknown and become U+FFFD. `byte`: the 256
     bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
-    texts. The texts are iterated once. Raises a UserError if an item of a list of texts is the path of a file.
+    texts. `texts` may be an iterator. Raises a UserError if an item of a list of texts is the path of a file.
     """
     for text in texts if isinstance(texts, Sequence) else ():
         check_text(text, "a text", "give Path({!r}).read_text()")

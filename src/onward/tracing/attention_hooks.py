@@ -44,8 +44,8 @@ class TracedContext(AttentionContext):
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
     """The context (rotations, cache and mask) that a traced layer with multi-head latent attention receives in place of
-    the plain AttentionContext. It also passes the latents and the rotary keys to open traces and edits, together with
-    the queries, keys and values of each head that are computed from them."""
+    the plain AttentionContext. It also passes the latents and the rotary keys to open traces and edits, and the
+    queries, keys and values of each head to open traces."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
@@ -69,8 +69,8 @@ class LatentContext(AttentionContext):
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
         """Pass rotated queries (B, T, H, P + R), keys before and after the rotation, and values (B, T, H, F) to open
-        traces. Keys and values are made of the latents (B, T, L) and of the rotated keys (B, T, R) that all heads
-        share."""
+        traces. Keys and values are computed from the latents (B, T, L); keys also contain the rotary keys (B, T, R)
+        that all heads share."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -121,7 +121,7 @@ def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: 
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook for scores before and after the mask, and attention weights."""
+    """Add the hook for scores before and after the mask, and for attention weights."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 

@@ -31,7 +31,7 @@ Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or one sequence of 
 class Change:
     """A change of one activation for `edit`: `function` maps the activation and its Location (name, dimensions and
     token positions) to the new value, at all positions of the text or only at the positions `at`: an index, a sequence
-    of them, or a slice.
+    of indices, or a slice.
 
     Positions count from the start of the text, not of the call, so an edit has the same effect in generation with a
     cache as in one call on the whole text. Scores and weights of masked keys are not changed.
@@ -44,7 +44,7 @@ class Change:
         at = self.at
         numbers = [at.start or 0, at.stop or 0] if isinstance(at, slice) else [at] if isinstance(at, int) else at or []
         if any(position < 0 for position in numbers) or (isinstance(at, slice) and (at.step or 1) < 1):
-            raise UserError(f"Cannot change positions at {at}: count them from 0, the first token of a text")
+            raise UserError(f"Cannot change positions at {at}: count up from 0, the first token of a text")
 
     def __call__(self, x: Tensor, location: Location) -> Tensor:
         new = self.function(x, location).to(x.dtype)
@@ -149,12 +149,14 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
     letters = location.shape[-x.ndim :]
     if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
         raise UserError(
-            f"Cannot use the value, {described(new)}, for {sizes[0]} texts in an engine: give one for all requests"
+            f"Cannot use the value, {described(new)}, for {sizes[0]} texts in an engine: give one value to all"
         )
     if len(sizes) > x.ndim or any(
         size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)
     ):
-        raise UserError(f"Cannot fit the value, {described(new)}, to the activation, {described(x)}")
+        raise UserError(
+            f"Cannot fit the value, {described(new)}, to the activation, {described(x)}: give one that broadcasts to it"
+        )
     new = new.view(sizes)
     for axis, letter in enumerate(letters):
         if letter in ("T", "S") and sizes[axis] > 1:
@@ -216,7 +218,7 @@ def edit(model: Decoder, changes: Mapping[str, Edited]) -> Iterator[None]:
 
     Keys are names and patterns as for `trace`. A value is a change from this module (zero, mean_of, add, scale, clamp,
     replace), a tensor or number that replaces the activation, or a function from the activation to one of the same
-    shape. The function receives the activation for the tokens of one call: during generation, one token per request.
+    shape. The function receives the activation for the tokens of one call: during decoding, one token per request.
 
     Edits of the same activation apply in the order in which they began. They apply to generation and training too, in
     the thread or asyncio task that opened them. After the block, also after an exception, the model is unchanged.

@@ -1,5 +1,5 @@
-"""Hooks for the activations of a mixture of experts: the router's scores and choices, and the units (inputs of the down
-projection) and outputs of each token's experts."""
+"""Hooks for the activations of a mixture of experts: the router's scores, choices and routing weights, and the units
+(inputs of the down projection) and outputs of each token's experts."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ class ModuleSite:
 @dataclass(frozen=True, eq=False)
 class MidSite:
     """The residual stream between attention and feed-forward. Calling the object adds the hooks. The stream goes to the
-    feed-forward and to the residual sum, so an edit changes the input of the feed-forward and adds the same difference
-    to the sum."""
+    feed-forward and to the residual sum, so an edit changes the input of the feed-forward and adds the difference,
+    times `kept`, to the sum."""
 
     name: str
     block: nn.Module

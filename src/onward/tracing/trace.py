@@ -165,7 +165,7 @@ class Trace:
     def mean(self, name: str, index: int | None = None) -> Tensor:
         """Return the mean of the recorded activation `name` (B, T, ...), or of only its head, unit or expert `index`,
         over all tokens of all calls, in at least fp32. For the output of an expert, it is the mean over the tokens that
-        use the expert. Raises a UserError for an activation without tokens."""
+        use the expert. Raises a UserError for an activation without tokens, or if the trace was made with `keep`."""
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"
@@ -211,10 +211,10 @@ def trace(
     `patterns` are names from `activation_names`, with `*` for any characters; by default all. A number after the name
     of an activation with heads, units or experts selects one. Only matching activations are kept.
 
-    `t.calls` lists the calls of the model with their positions; `t.of(request)` has those of one request of an engine.
-    The outputs stay bit-for-bit identical. With `gradients`, `t.grad(name)` is the gradient after a backward.
-    `keep(name, tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a statistic. A
-    trace records activations after edits, and only the calls of its own thread or asyncio task.
+    `t.calls` lists the calls of the model with their positions; `t.of(request)` returns the activations of one request
+    of an engine. The outputs stay bit-for-bit identical. With `gradients`, `t.grad(name)` is the gradient after a
+    backward pass. `keep(name, tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a
+    statistic. A trace records activations after edits, and only the calls of its own thread or asyncio task.
     """
     recorded = Trace(activations(model), patterns, gradients, keep)
     with listening(model, recorded):

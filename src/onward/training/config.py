@@ -47,10 +47,10 @@ class DataOptions:
 class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
-    optimizer: str = ""  # adamw; muon or normuon, with AdamW for vectors; module:Class; default: see preset, or adamw
+    optimizer: str = ""  # adamw; muon or normuon, for matrices of blocks; module:Class; default: see preset, or adamw
     loss: str = ""  # module:NAME, a function of (model, batch) or an onward.Loss; default: the cross-entropy
-    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), twice that for muon
-    mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts the rate to the model's width; 0: no muP
+    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (mup: 0.5 / mup), twice that for (nor)muon
+    mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts it to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps or, if 1 or more, a number of steps
     decay: Extent = 0.35  # decay of the learning rate (wsd): a share of the steps or, if 1 or more, a number of steps
@@ -89,7 +89,7 @@ class WatchOptions:
     evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
     task_limit: Size = 100  # maximum number of questions in each of these tasks
     keep: Size = 2  # number of recent saves to keep, in addition to the best
-    spike: NotNegative = 8.0  # a step fails if its loss is this many deviations above the recent median; 0: no limit
+    spike: NotNegative = 8.0  # a loss this many deviations above the recent median can fail a step; 0: no limit
     track: tuple[str, ...] = ()  # tensorboard and wandb, in addition to metrics.jsonl
     prompt: str = ""  # prompt for the sample shown at each validation; default: the beginning of the validation text
 

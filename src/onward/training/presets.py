@@ -30,9 +30,9 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the decoder configuration of `preset`, either a published model or a size in PRESETS of Qwen 3's
+    """Return the decoder configuration of `preset`, either a published model or a size in PRESETS, with Qwen 3's
     architecture, for a vocabulary of `vocab_size` tokens. `changes` are values that replace fields, by field name.
-    Raises a UserError if the vocabulary does not fit the preset."""
+    Raises a UserError if `changes` give the model a smaller vocabulary."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -50,8 +50,8 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
     `merge`.
 
     A size that equals its derived value is derived again unless it is changed too: d_head (d_model / n_heads),
-    n_kv_heads (n_heads), d_embed (d_model), embed_scale (sqrt(d_model)). If d_model changes, another d_ff keeps its
-    ratio to d_model, rounded to a multiple of 8.
+    n_kv_heads (n_heads), d_embed (d_model), d_ff, embed_scale (sqrt(d_model)). If d_model changes, a d_ff with another
+    value keeps its ratio to d_model, rounded to a multiple of 8.
     """
     values = merge(fields.plain(config), changes, "model")
     width = max(8, fields.convert(int, values["d_model"], "model.d_model"))
@@ -144,8 +144,8 @@ def tables(value: Any, path: str) -> Any:
 
 
 def plain_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert changes of a decoder, by field name, to the form in which run.json stores them: components such as norms
-    become dicts of the fields that were set."""
+    """Convert changes of a decoder, by field name, to the format in which run.json stores them: components such as
+    norms become dicts of the fields that were set."""
     return {
         name: value if isinstance(value, str) else fields.plain(tables(value, f"model.{name}"))
         for name, value in changes.items()

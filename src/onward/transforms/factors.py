@@ -36,7 +36,8 @@ def orthonormal(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) -> tuple[Tensor, Tensor]:
-    """A (R, I) and B (O, R), a part of the weight (O, I); `scaling` is the factor of B A in the adapter's output."""
+    """A (R, I) and B (O, R), the factors of a part of the weight (O, I); `scaling` is the factor of B A in the
+    adapter's output."""
     if isinstance(init, PiSSA):
         return principal(weight, rank, scaling, init.iterations)
     if isinstance(init, OLoRA):

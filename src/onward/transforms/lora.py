@@ -1,4 +1,4 @@
-"""LoRA, rsLoRA and DoRA for any named weights of a trained model; only the adapters are trained."""
+"""LoRA, rsLoRA and DoRA for named weights of a trained model."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """The dotted names that contain `target`, such as "attn.q"; raises a UserError if there are none, in which `what`
-    names the option."""
+    """The dotted names that contain `target`, such as "attn.q"; raises a UserError, in which `what` names the option,
+    if there are none."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
@@ -105,7 +105,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     check_tokens(model, lora, {*chosen, *full})
     for one, rank in ranks.items():
         if lora.dora and targets[one].weight.ndim > 2:
-            raise UserError(f"dora does not support stacks of experts such as {one}: leave out one of them")
+            raise UserError(f"dora does not support stacks of experts such as {one}: leave out dora or this target")
         check_rank(lora.init, rank, targets[one].weight, one)
     model.requires_grad_(False)
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}

@@ -78,7 +78,7 @@ def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
 
 class DequantizedLinear(torch.autograd.Function):
     """The autograd function that multiplies x (..., I) by a quantized weight and adds a bias, with gradients of x and
-    the bias only. The backward dequantizes the weight again instead of keeping it."""
+    the bias only. The backward pass dequantizes the weight again instead of keeping it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:

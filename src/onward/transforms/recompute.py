@@ -12,24 +12,24 @@ from onward.model.decoder import Decoder
 
 def recompute_blocks(model: Decoder) -> None:
     """Enable activation checkpointing for each block of a model, in place: only the inputs of blocks are kept for the
-    backward, which recomputes the activations (Chen et al. 2016).
+    backward pass, which recomputes the activations (Chen et al. 2016).
 
     Gradients are bit-for-bit identical to those without checkpointing, even with dropout.
     """
-    attachment = attach(model, "recomputation", f"of {len(model.blocks)} blocks in the backward")
+    attachment = attach(model, "recomputation", f"of {len(model.blocks)} blocks in the backward pass")
     for block in model.blocks:
         attachment.wrap(block, "forward", partial(checkpoint, use_reentrant=False, context_fn=same_context))
 
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The context managers for a forward and for its recomputation; the latter restores context variables, such as
+    """The context managers for a forward pass and for its recomputation; the latter restores context variables, such as
     those of tracing."""
     return nullcontext(), Variables(copy_context())
 
 
 class Variables:
-    """Context manager for the recomputation: restores the context variables of the forward, since a backward may run in
-    another thread, and after other calls of the model."""
+    """Context manager for the recomputation: restores the context variables of the forward pass, since the backward
+    pass may run in another thread or after other calls of the model."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

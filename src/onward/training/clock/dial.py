@@ -36,7 +36,7 @@ SPREAD = 0.1  # maximum relative error of the law on the runs that it was fitted
 SHARE = 0.05  # maximum share of the time budget for timing
 TIMED = 3  # timed steps of each size
 OVERHEAD = 0.8  # share of the time for training steps
-SAMPLE = 1 << 20  # number of tokens to sample from the text, and of bytes to compress with bz2
+SAMPLE = 1 << 20  # maximum number of tokens to read from the text, and of bytes to compress with bz2
 WINDOWS, FEW, BATCH_EXPONENT = 8, 4e6, 0.38  # windows per step up to FEW tokens; exponent of their growth
 SIZES: list[dict[str, Any]] = [
     {"d_model": 64, "n_layers": 2, "n_heads": 2, "context_length": 128},
@@ -100,8 +100,8 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """Measure the bits per byte of about a megabyte from the beginnings of the training sources, compressed by bz2, and
-    its bytes per token. `inputs` are the prepared texts of a run."""
+    """Measure the bits per byte of at most 1 MiB from the beginnings of the training sources, compressed by bz2, and
+    the bytes per token. `inputs` are the prepared texts of a run."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))
@@ -135,7 +135,7 @@ def dial(
     is None if no size is possible with the options that the user set.
 
     Sizes are timed in increasing order by `timing`, which returns the seconds of a step, until the forecast loss
-    becomes worse or a twentieth of the time, by `clock`, is spent.
+    becomes worse or timing the next size would exceed a twentieth of the time, by `clock`.
     """
     candidates, seconds, taken = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)
@@ -146,7 +146,7 @@ def dial(
         trial = replace(config, model=chosen | config.model, batch_size=config.batch_size or WINDOWS)
         try:
             model = Decoder(trial.decoder(tokenizer.vocab_size)).to(device)
-        except UserError:  # the preset with the user's fields
+        except UserError:  # the user's fields do not fit this size
             continue
         parameters = sum(p.numel() for p in model.parameters())
         if candidates:

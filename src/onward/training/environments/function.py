@@ -37,7 +37,8 @@ class Function(Talk, kind="function"):
             values: list[Any] = list(worker.call(columns_of(completions) | {"turns": turns}, self.seconds))
             if len(values) != len(completions):
                 raise UserError(
-                    f"the environment {self.name} returned {len(values)} replies to {len(completions)} completions"
+                    f"the environment {self.name} returned {len(values)} replies to {len(completions)} completions: "
+                    "return one for each"
                 )
             if wrong := [value for value in values if not isinstance(value, str | None)]:
                 raise UserError(f"the environment {self.name} replied {shown(wrong[0])}: return a text, or None")

@@ -95,8 +95,8 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """Return the folder of the base model or, if the base is an adapter, the folder of the adapter's base; downloads a
-    model from the hub."""
+    """Return the folder of the base model or, if the base is an adapter, the folder of the adapter's base; a model on
+    the hub is downloaded."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 

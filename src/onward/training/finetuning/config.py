@@ -42,8 +42,8 @@ class ExampleOptions:
 @named
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig, ExampleOptions):
-    """Settings of a fine-tuning run: all options that determine its results. Raises a UserError for values out of
-    range."""
+    """Settings of a fine-tuning run: all options that determine its results. Raises a UserError for values out of range
+    or in contradiction."""
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "raw", "repeated_lines", "pack", "preset", "model", "mup"),
@@ -51,7 +51,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     )
 
     learning_rate: NotNegative | None = None  # peak learning rate; default: the method's constant divided by d_model
-    optimizer: str = "adamw"  # adamw; muon or normuon, with AdamW for vectors; module:Class of a library
+    optimizer: str = "adamw"  # adamw; muon or normuon, for matrices of blocks; module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; there is none for norms and biases
     out: str = ""  # folder of the run; default: runs/ and the names of model and method; for a draft: MODEL/draft
 

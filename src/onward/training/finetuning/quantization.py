@@ -19,7 +19,6 @@ class QuantizationError:
     plain_loss: float
 
     def __str__(self) -> str:
-        """Return one sentence."""
         return (
             f"{self.precision} weights differ from the unquantized weights by {self.weights:.1%} (most in "
             f"{self.layer}, by {self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with "

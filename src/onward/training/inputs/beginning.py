@@ -21,7 +21,7 @@ from onward.transforms.eva import Rows, explained_variance
 from onward.transforms.lora import initialize, untrained, use_adapter
 from onward.transforms.quantize import ratio, squared_errors
 
-PASSES, BATCHES = 2, 1000  # limits until the components of EVA converge: passes over the data, and batches
+PASSES, BATCHES = 2, 1000  # maximum passes over the data, and batches, for EVA
 TOKENS = 512  # approximate number of training tokens for the loss of a quantized base
 
 

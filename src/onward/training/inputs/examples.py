@@ -60,8 +60,9 @@ class ExampleInputs(Inputs):
         self, examples: Examples, context_length: int, seed: int | None, chosen: Sequence[int] | None = None
     ) -> PackedExamples:
         """Pack `examples`, or only the examples with the indices `chosen`, into rows. If the configuration packs
-        examples, a row holds as many as fit into the number of tokens that `row_length` returns, otherwise a single
-        one. The examples are shuffled with `seed`, or keep their order if it is None."""
+        examples and the method does not generate answers itself, a row holds as many as fit into the number of tokens
+        that `row_length` returns, otherwise a single one. The examples are shuffled with `seed`, or keep their order if
+        it is None."""
         c, method = self.config, self.config.method
         packed = c.packed and not method.samples_itself
         length = row_length(c, context_length)
@@ -131,7 +132,7 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        # these methods read only prompts
+        # a draft head trains on the model's own answers, so its examples may be cut
         treat = "cut" if method.beside and config.too_long == "error" else config.too_long
         examples, left = tabulated(method.examples(encoder, records), length, treat)
         notes.extend(rows.sentences())

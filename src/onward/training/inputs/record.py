@@ -20,14 +20,14 @@ class InputsRecord:
     """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums that a
     resumed run verifies."""
 
-    train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number there (None: all sources)
-    validation: str  # folder of the validation text; "" if there is none or it is a share of each source
-    data: Mapping[str, Any]  # checksum of the index of each folder
+    train: tuple[tuple[str, int | None], ...]  # folder or file of each source, and its number there (None: all)
+    validation: str  # folder or file of the validation text; "" if there is none, or it is a share of texts
+    data: Mapping[str, Any]  # checksum of each file or, for a folder, of its index
     tokenizer: str  # checksum of tokenizer.json
     model: Mapping[str, Any]  # fields of the model's DecoderConfig
     base: str = ""  # checksum of the weights to compare the model with; "": no comparison
     labels: tuple[str, ...] = ()  # labels of the output head, if the run trains one
-    notes: tuple[str, ...] = ()  # messages to the user: the recognized data shapes, and examples that were too long
+    notes: tuple[str, ...] = ()  # messages to the user: the recognized record formats, and examples that were too long
     too_long: Mapping[str, Any] = field(default_factory=dict)  # counts of examples that were cut or left out
     quantization: QuantizationError | None = None  # quantization error of the base, if it is quantized
 

@@ -54,7 +54,8 @@ class Inputs:
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the first words of the validation or else of the training text: the prompt for samples."""
+        """Return the first words of the validation text or, without one, of the training text: the prompt for
+        samples."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
@@ -92,8 +93,8 @@ class Inputs:
 
 
 def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """Return about `count` of the tokens, in evenly spaced pieces of eight windows of `context_length` tokens, for an
-    evaluation in limited time; if there are no more than `count` tokens, return all.
+    """Return about `count` of the tokens, in evenly spaced pieces of at most eight windows of `context_length` tokens,
+    for an evaluation in limited time; if there are no more than `count` tokens, return all.
 
     The first token of each piece is predicted from the end of the piece before it; this hardly changes the mean loss.
     """
@@ -168,7 +169,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Return the file names of the sources or, if two file names are equal, the sources as given."""
+    """Return the file names of the sources without suffixes or, if two of these are equal, the sources as given."""
     names = [Path(source).name.partition(".")[0] for source in sources]
     return names if len({*names}) == len(names) else list(sources)
 

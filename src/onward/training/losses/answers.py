@@ -85,7 +85,8 @@ def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
 
 def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
     """Compute the log-probability of each sequence of a batch from hidden states (B * T, D) of the batch. Logits are
-    computed for targets only, and in chunks that the backward recomputes if all logits at once would fill the memory.
+    computed for targets only, and in chunks that the backward pass recomputes if all logits at once would fill the
+    memory.
 
     The two answers of a pair are sequences 2 i and 2 i + 1; `tail` is the weight of those tokens of the longer answer
     that lie beyond the length of the shorter answer.
@@ -196,7 +197,7 @@ class SyncedReference(Reference):
         """Return (reference parameter, policy parameter) for each trained parameter of the policy; both have the same
         name."""
         reference = self.on(policy.device)
-        resharded(reference)  # the last forward had no backward, so the weights may still be gathered
+        resharded(reference)  # the last forward pass had no backward pass, so the weights may still be gathered
         own = dict(reference.named_parameters())
         return [(own[name], p) for name, p in policy.named_parameters() if p.requires_grad and name in own]
 

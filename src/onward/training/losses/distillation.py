@@ -64,8 +64,8 @@ class Distillation(Loss):
     chunk: int = 0  # targets whose logits are in memory at once; 0: as many as fit in 128 MiB in fp32, for both models
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
-        """Return the sum over targets. Logits are computed for targets only, and in chunks that the backward recomputes
-        if all logits at once would fill the memory."""
+        """Return the sum over targets. Logits are computed for targets only, and in chunks that the backward pass
+        recomputes if all logits at once would fill the memory."""
         teacher = self.teacher.on(model.device)
         keep_gathered(teacher)
         with torch.no_grad():

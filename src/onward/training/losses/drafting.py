@@ -1,6 +1,6 @@
 """The loss of a draft head: it learns the distributions of its model on the model's own answers.
 
-Shapes: B rows, T tokens, K guesses, N guessed tokens, D d_model, V vocabulary.
+Shapes: T tokens, N draft tokens, D d_model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ from onward.transforms.draft_head import draft_head_of
 
 
 class DraftingLoss(Loss):
-    """The forward KL(model || draft head), averaged over `depth` consecutive guesses after each token of an answer:
-    guess k has a weight proportional to `falloff` ** k, and the weights sum to 1.
+    """The forward KL(model || draft head), averaged over `depth` consecutive draft tokens after each token of an
+    answer: draft token k has a weight proportional to `falloff` ** k, and the weights sum to 1.
 
     The answers in the data are replaced by answers of the model itself, of at most `most` tokens, sampled at
     `temperature` or, in half of the batches, greedily. An example without a prompt (a text) is continued from a random
@@ -74,8 +74,8 @@ class DraftingLoss(Loss):
         return loss, loss.detach(), {f"accepted_{k}": overlap for k, overlap in enumerate(shared, 1)}
 
     def of_states(self, model: Decoder, head: DraftHead, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sums, over N guesses, of the divergence and of the probability that the guess is accepted, from
-        the states (N, D) of the draft head and the hidden states (N, D) of the model."""
+        """Return the sums, over N draft tokens, of the divergence and of the probability that the token is accepted,
+        from the states (N, D) of the draft head and the hidden states (N, D) of the model."""
         parts = [*zip(*(x.split(rows_at_once(2 * model.config.vocab_size)) for x in (states, wanted)))]
         of_chunk = partial(compared, model, head)
         if len(parts) > 1:
@@ -84,8 +84,8 @@ class DraftingLoss(Loss):
         return loss, overlap.detach()
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the acceptance rate of the first guess at temperature 1, and the mean number of tokens per step of the
-        model when all `depth` guesses are drafted."""
+        """Return the figures with the acceptance rate of the first draft token at temperature 1, and the mean number of
+        tokens per step of the model when `depth` tokens are drafted."""
         first, tokens, reached = 0.0, 1.0, 1.0
         for k in range(1, len(self.weights) + 1):
             reached *= (share := figures.pop(f"accepted_{k}"))

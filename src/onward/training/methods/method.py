@@ -35,7 +35,7 @@ class Method(Part):
     """
 
     formula: ClassVar[str] = ""  # the loss of one target or example, for `--help`
-    rate: ClassVar[float] = 0.05  # default learning rate times d_model; pre-training uses 0.5
+    rate: ClassVar[float] = 0.05  # default learning rate times d_model; pre-training with AdamW uses 0.5
     by_example: ClassVar[bool] = False  # whether the loss is a mean over examples instead of targets
     by_record: ClassVar[bool] = True  # whether each record is turned into examples independently of other records
     dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities use none

@@ -55,7 +55,7 @@ class CompletionGroup:
 
 
 class Rule(Protocol):
-    """The fields and functions of a reinforcement method, such as GRPO, that PolicyGradient uses; see
+    """The fields and functions of a reinforcement learning method, such as GRPO, that PolicyGradient uses; see
     `methods.policy.PolicyMethod`."""
 
     @property
@@ -91,8 +91,8 @@ class Rule(Protocol):
 
 
 class PolicyGradient(Loss):
-    """The loss of a reinforcement method: samples completions of prompts, scores them by a reward, and compares the
-    model with a reference, if any. Pass it to a Trainer as `loss`."""
+    """The loss of a reinforcement learning method: samples completions of prompts, scores them by a reward, and
+    compares the model with a reference, if any. Pass it to a Trainer as `loss`."""
 
     of_batches: ClassVar[bool] = True
 
@@ -133,7 +133,7 @@ class PolicyGradient(Loss):
     def rollouts(self, model: Decoder, batches: Sequence[Batch], *, replay: bool = False) -> list[Rollouts]:
         """Sample completions of the prompts in `batches` from `model`, score them, and return them with their
         advantages, a Rollouts for each batch. With `replay`, prompts whose completions all have the same reward are
-        replaced by prompts of the replay buffer, as far as it has some."""
+        replaced by prompts of the replay buffer, as far as it has any."""
         samples, questions, seeds = self.method.samples, list[Question](), list[int]()
         for batch in batches:
             rows = zip(prompts_of(batch), columns_of(batch))
@@ -276,7 +276,7 @@ class PolicyGradient(Loss):
 
     def outputs(self, model: Decoder, batch: Batch) -> PolicyOutputs:
         """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, in one forward
-        even if the model is sharded."""
+        pass even if the model is sharded."""
         outputs: PolicyOutputs = inside(model, policy_outputs, model, batch, self.method.loss_temperature)
         return outputs
 
@@ -284,7 +284,7 @@ class PolicyGradient(Loss):
         """Return the sum to minimize, the sum to report, and figures. Prompts without completions, as in validation,
         are completed first."""
         m = self.method
-        if not isinstance(batch, Rollouts):  # such as in validation
+        if not isinstance(batch, Rollouts):
             share, [rollouts] = batch.divisor, self.rollouts(model, [batch])
             total, reported, sums = self(model, rollouts)
             scale = share / rollouts.divisor

@@ -51,6 +51,6 @@ class Replay:
         return json.dumps([[q.prompt, q.answer, q.columns, d] for q, d in self.deviations.items()])
 
     def load_state(self, text: str) -> None:
-        """Restore the text that `state` returned."""
+        """Restore the prompts from the text that `state` returned."""
         rows: Sequence[Any] = json.loads(text or "[]")
         self.deviations = {Question(tuple(p), tuple(a), columns): d for p, a, columns, d in rows}

@@ -22,8 +22,8 @@ from onward.transforms.heads import VALUE, head_labels, head_of
 @named
 @dataclass(frozen=True)
 class Rollouts(Batch):
-    """A batch of N sampled completions with their prompts (at most T tokens together), their rewards, and the tensors
-    that the loss needs; `targets` are the tokens of the completions."""
+    """A batch of N sampled completions with their prompts (at most T + 1 tokens together), their rewards, and the
+    tensors that the loss needs; `targets` are the tokens of the completions."""
 
     advantages: Tensor = field(default_factory=lambda: torch.empty(0))  # advantages: (N, T) per target, or (N, 1)
     engine_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))  # (N, T), as reported by the engine
@@ -64,7 +64,7 @@ class PolicyOutputs:
     logprobs: Tensor  # log-probabilities, with logits divided by the temperature
     entropy: Tensor  # entropies of these distributions, without gradient
     plain: Tensor  # log-probabilities at temperature 1, without gradient
-    values: Tensor  # values, if the model has a value head
+    values: Tensor  # outputs of the value head; 0 without one
 
 
 def policy_outputs(model: Decoder, batch: Batch, temperature: float) -> PolicyOutputs:

@@ -19,9 +19,9 @@ from onward.model.decoder import Decoder
 
 
 def target_states(model: Decoder, batch: Batch) -> Tensor:
-    """Return the hidden states (M, D) at the M targets of a batch of completions, row by row. If this takes fewer
-    operations, consecutive completions of one prompt share a row that contains the prompt once; each attends only to
-    the prompt and itself. The states are equal up to rounding."""
+    """Return the hidden states (M, D) at the M targets of a batch of completions, row by row. If the model supports it
+    and it takes fewer operations, consecutive completions of one prompt share a row that contains the prompt once; each
+    attends only to the prompt and itself. The states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
     c = model.config
     # recurrent states cannot branch; custom parts may have states

@@ -62,8 +62,8 @@ class AskedModel(Reward, kind=""):
 
 @dataclass(frozen=True)
 class Judge(AskedModel, kind="judge"):
-    """A reward: a tenth of the grade from 0 to 10 that a model on a server gives to a completion, the first number from
-    0 to 10 in its reply after any reasoning. In `prompt`, the template of the request, {prompt}, {completion},
+    """A reward: a tenth of the grade that a model on a server gives to a completion. The grade is the first number from
+    0 to 10 in the model's reply, after any reasoning. In `prompt`, the template of the request, {prompt}, {completion},
     {answer} and the names of other columns in braces are replaced by their texts."""
 
     needed: ClassVar[tuple[str, ...]] = ("completion",)

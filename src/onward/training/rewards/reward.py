@@ -98,7 +98,9 @@ def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) 
     """Return the `scores` that the reward `name` gave to completions, as finite floats. Raises a UserError if the
     number of scores differs from the number of completions, or if a score is not a finite number."""
     if len(scores) != len(completions):
-        raise UserError(f"the reward {name} returned {len(scores)} values for {len(completions)} completions")
+        raise UserError(
+            f"the reward {name} returned {len(scores)} values for {len(completions)} completions: return one for each"
+        )
     for score, completion in zip(scores, completions):
         try:
             right = math.isfinite(score)

@@ -87,7 +87,7 @@ class Given:
 def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Parts:
     """Start a new run in its folder: choose the mesh of its processes, tokenize the data, make the model, choose the
     options left open, and write run.json. Called in the first process. If the processes shard the model, its weights
-    are not loaded yet (see `reopening.outline`)."""
+    are not loaded yet (see `reopening.outline`), unless EVA needs them."""
     folder, device = Path(config.out), choose_device(config.device)
     for module in config.imports:
         fields.import_parts(module)
@@ -178,8 +178,8 @@ def divides(processes: "Processes | None") -> bool:
 
 
 def starts_with_inputs(config: RunConfig) -> bool:
-    """Return whether the adapters of a run are initialized from the inputs of layers (EVA), which needs forwards of the
-    whole model."""
+    """Return whether the adapters of a run are initialized from the inputs of layers (EVA), which needs forward passes
+    of the whole model."""
     return config.adapters is not None and isinstance(config.adapters.init, EVA)
 
 

@@ -47,7 +47,7 @@ def start_checks(
 
 
 def shifted(batch: Batch) -> Check:
-    """Check that each target of a batch, other than IGNORE_INDEX, is the next token."""
+    """Check that each target of a batch, other than IGNORE_INDEX and the last column, is the next token."""
     targets, following = batch.targets[:, :-1], batch.tokens[:, 1:]
     counted = targets != IGNORE_INDEX
     total, right = int(counted.sum()), int((targets == following)[counted].sum())

@@ -33,17 +33,13 @@ MAX_FAILURES = 3  # number of failed steps in a row that ends a run
 
 
 class Diverged(UserError):
-    """Raised when three steps in a row fail on different windows: the loss or the gradient is not finite, or the loss
-    is a spike (see `health.Spikes`)."""
+    """Raised when three steps in a row fail on different windows: the loss, the gradient or the weights are not finite,
+    or the loss is a spike (see `health.Spikes`)."""
 
 
 class Loop(Shown):
-    """The training loop of a run, built from its `Parts`; `run.Run` makes these from a configuration or a folder.
-
-    `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
-    started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
-    None if they do not apply.
-    """
+    """The training loop of a run, built from its `Parts`; `run.Run` makes these from a configuration or a folder, and
+    describes the attributes."""
 
     def __init__(self, parts: Parts) -> None:
         p = parts

@@ -20,7 +20,7 @@ AMPLE = 0.5  # fraction of the memory; a run that needs less is not planned exac
 def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) -> list[str]:
     """Return a list with one warning if a run in this process is planned to need more memory than the process may use,
     else an empty list. Raises a UserError if the weights, gradients and optimizer states alone do not fit. Checks only
-    CPUs: other devices raise an error when their memory is full."""
+    CPUs (other devices raise an error when their memory is full), and no runs with quantized weights."""
     size, used = memory_size(), resident_memory()
     if device.type != "cpu" or not size:
         return []

@@ -56,4 +56,4 @@ def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
         return
     if failure:
         raise UserError(f"{failure}; fix this, then continue with --resume {folder}")
-    raise UserError(f"the weights of step {step} are not finite: nothing is saved")
+    raise UserError(f"the weights of step {step} are not finite: this step is not saved")

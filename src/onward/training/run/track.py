@@ -40,7 +40,8 @@ class Trackers:
     def write(self, row: Mapping[str, Any]) -> None:
         """Send a row of metrics.jsonl to all trackers, which record its numbers at its "step".
 
-        A row with an earlier step than the last one, as after a rollback, replaces the rows of later steps.
+        In TensorBoard, a row with an earlier step than the last one, as after a rollback, replaces the rows of later
+        steps.
         """
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):

@@ -44,7 +44,7 @@ class Balance:
         own = sum(layer in self.routers for layer in with_loss)
         self.loss = loss * own / max(1, len(with_loss))  # the stages sum to a mean over all layers
         self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss
-        self.shares: list[Tensor] = []  # mean shares, (X,), for the same layers
+        self.shares: list[Tensor] = []  # mean probabilities, (X,), for the same layers
         for router, counts in zip(self.routers.values(), self.counts):
             has_loss = bool(loss) and not is_biased(router)
             router.register_forward_hook(partial(self.watch, counts, has_loss))
@@ -52,7 +52,7 @@ class Balance:
                 router.scoring.register_forward_hook(self.watch_shares)
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
-        """Add the expert assignments of one forward of a router in training to `counts` (X,) and, with `has_loss`,
+        """Add the expert assignments of one forward pass of a router in training to `counts` (X,) and, with `has_loss`,
         record them for the auxiliary loss. This is a forward hook; `output` is the router's (weights, experts)."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
@@ -61,22 +61,22 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Forward hook: record the mean of `shares` (N, X) over the tokens; the shares are a router's softmax, or its
-        sigmoids divided by their sum."""
+        """Forward hook: record the mean of `shares` (N, X) over the tokens; the shares are a router's probabilities:
+        its softmax, or its sigmoids divided by their sum."""
         if learning(module):
             if isinstance(module, nn.Sigmoid):
                 shares = shares / shares.sum(-1, keepdim=True)
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
-        """Return the auxiliary loss of the training forwards since the last call, with gradient; 0 if no router has an
-        auxiliary loss.
+        """Return the auxiliary loss of the forward passes in training since the last call, with gradient; 0 if no
+        router has an auxiliary loss.
 
         The auxiliary loss is loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its
-        weight, f an expert's share of the assignments, and P the expert's mean share in the router's softmax (or
+        weight, f an expert's share of the assignments, and P the expert's mean probability in the router's softmax (or
         normalized sigmoids). It equals `loss` if all experts have the same share.
         """
-        # sum over the tokens of all processes
+        # sum over the tokens of the context axis
         if self.processes and self.processes.context is not None and self.assignments:
             assignments = torch.cat(self.assignments)
             distributed.all_reduce(assignments, group=self.processes.context)
@@ -121,5 +121,5 @@ def is_biased(router: nn.Module) -> bool:
 
 
 def learning(module: nn.Module) -> bool:
-    """Whether this forward belongs to training and is not a recomputation of activations in the backward."""
+    """Whether this forward pass belongs to training and is not a recomputation of activations in the backward pass."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

@@ -37,8 +37,8 @@ def build_trainer(
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
     Changes the model in place, as configured: sets the backend of its experts, compiles its blocks, and makes them
-    recompute activations. The `processes` (None: a single process) shard its parameters; `fill` is then called with the
-    model, to set the weights of a model on the meta device.
+    recompute activations. The `processes` (None: a single process) replicate or shard its parameters; `fill` is then
+    called with the model, to set the weights of a model on the meta device.
     """
     c = config
     choose_backend(model, c.experts)

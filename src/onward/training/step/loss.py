@@ -83,7 +83,7 @@ class LossOfFunction(Loss):
         return two_sums(self.function(model, batch), self.function)
 
 
-OPTIONAL = "prepare", "divide", "summarize", "samples", "state", "load_state"  # of a Loss
+OPTIONAL = "prepare", "divide", "summarize", "samples", "state", "load_state"  # methods of a Loss
 
 
 def as_loss(loss: Loss | LossFunction) -> Loss:
@@ -119,7 +119,7 @@ class CrossEntropy(Loss):
         """Return the sum to minimize and, without gradient, the plain cross-entropy, both in at least fp32.
 
         If the batch has more tokens than one chunk, logits (N, V) and their gradients are computed chunk by chunk in
-        the forward. `batch.loss_scale` keeps the gradients of fp16 in range.
+        the forward pass. `batch.loss_scale` keeps the gradients of fp16 in range.
         """
         hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
         targets = batch.targets.flatten()
@@ -179,7 +179,7 @@ def mean_loss(model: Decoder, batches: Iterable[Batch], precision: str = "fp32")
 
 class InChunks(torch.autograd.Function):
     """The autograd function of a loss that is computed chunk by chunk: the gradients of a chunk are computed in the
-    forward, so that its logits can be freed."""
+    forward pass, so that its logits can be freed."""
 
     @staticmethod
     def forward(

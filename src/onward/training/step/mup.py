@@ -6,7 +6,7 @@ its initial weights and its learning rate by this factor. Therefore the factors 
 weights: the decoder's configuration is unchanged, and every program that loads models of the preset can load the
 result.
 
-With m = d_model / base, and base weights and rates at m = 1:
+With m = d_model / base, relative to m = 1:
 
 | parameters                                      | initial weights | learning rate |
 | ----------------------------------------------- | --------------- | ------------- |
@@ -78,7 +78,8 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         last = [name for name in names if name in result]
         if not last:
             raise UserError(
-                "Cannot scale logits for mup, because this decoder's head is tied and its final norm has no weight"
+                "Cannot scale logits for mup, because this decoder's head is tied and its final norm has no weight: "
+                "leave out mup"
             )
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
@@ -87,7 +88,8 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         if isinstance(part, SelfAttention) and not part.d_head:  # an explicit d_head does not grow
             if part.qk_norm != "none" and not getattr(at(config.norm, layer), "weight", True):
                 raise UserError(
-                    "Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no)"
+                    "Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no): leave "
+                    "out mup"
                 )
             queries = f"blocks.{layer}.attn.q"
             names = [n for n in result if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]

@@ -191,7 +191,7 @@ class Trainer:
 
     def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
         """Compute and accumulate the gradients of a step's batches. Return a dict of the loss and its figures, each the
-        mean over all processes, and the number of targets in all processes."""
+        mean over the batches of all processes, and the number of targets in all processes."""
         if self.processes:
             batches = [self.processes.own_tokens(batch) for batch in batches]
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
@@ -222,7 +222,8 @@ class Trainer:
         return reported
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Return a context for the backward of a batch; gradients are reduced only in that of the `last` batch."""
+        """Return a context manager for the backward pass of a batch; gradients are reduced only in that of the `last`
+        batch."""
         if self.processes:
             return self.processes.accumulating(self.module, last=last)
         return nullcontext() if last else getattr(self.module, "no_sync", nullcontext)()

@@ -17,7 +17,7 @@ from onward.training.step.trainer import Trainer
 @dataclass(frozen=True)
 class Validation:
     """The result of a validation during a run: loss and bits per byte over `tokens` tokens of the validation text, and
-    measurements of the model's layers (`figures`)."""
+    other measurements (`figures`)."""
 
     step: int
     validation_loss: float  # nats per token

@@ -27,7 +27,7 @@ class StudyGroup:
 
     processes: Alone = Alone()
     number: int = 0
-    count: int = 1  # groups
+    count: int = 1  # number of groups
     store: distributed.Store | None = None  # store that all groups share; None for one process
 
     @classmethod

@@ -2,8 +2,8 @@
 estimated optimum.
 
 Sizes differ only in width, and muP transfers one learning rate to all widths. The batch grows with the tokens D as D **
-0.383 (Bergsma et al. 2025, arXiv:2505.13738) to the next power of two, and the learning rate grows with the square root
-of the batch size.
+0.383 (Bergsma et al. 2025, arXiv:2505.13738), rounded to a power of two, and the learning rate grows with the square
+root of the batch size.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RATIO = 3.0
 BEST = 20.0  # tokens per parameter at the center of the sizes
 BASE = 64  # width for which the learning rate was tuned
 BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens, and the exponent of growth
-LEAST_STEPS = 16  # of a run
+LEAST_STEPS = 16  # minimum steps of a run
 FEW_STEPS = 100  # in shorter runs, the loss depends more on the first steps than on model size and data
 TIMED = 3  # timed steps, after one warm-up step
 START = 0.6  # seconds of a run besides its steps and its evaluation

@@ -99,7 +99,7 @@ class Variant:
 class Length:
     """How long each variant trains: exactly one of the four fields is set. `time` is a text such as "60s" or "10m"."""
 
-    time: str = ""  # such as 60s
+    time: str = ""
     steps: int = 0
     tokens: float = 0.0
     flops: float = 0.0

@@ -1,4 +1,4 @@
-"""A draft of a model, for speculative decoding."""
+"""A draft head for a model, for speculative decoding."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from onward.training.losses.drafting import DraftingLoss
 
 
-LEAST = 256  # minimum number of hidden units: in a narrow model, fewer would hardly make a guess faster
+LEAST = 256  # minimum number of hidden units: in a narrow model, fewer would hardly make drafting faster
 
 
 @dataclass(frozen=True)
 class Drafting(Method, kind="draft"):
-    """A draft head for speculative decoding (Ankner et al. 2024): it learns to guess the model's next tokens, on
+    """A draft head for speculative decoding (Ankner et al. 2024): it learns to predict the model's next tokens, on
     answers of the model itself to the prompts of the data. The model is unchanged."""
 
-    formula: ClassVar[str] = "sum over guesses k of falloff^k KL(model || guess k), on the model's own answers"
+    formula: ClassVar[str] = "mean KL(model || head) over draft tokens k, weighted by falloff^k, on the model's answers"
     rate: ClassVar[float] = 0.5
     dropout: ClassVar[bool] = False
     beside: ClassVar[bool] = True
     reports: ClassVar[tuple[str, ...]] = ("accepted", "tokens_per_step")
 
-    depth: Size = 6  # number of consecutive guesses to train
-    falloff: Positive = 0.9  # weight of a guess, relative to that of the guess before it
+    depth: Size = 6  # number of consecutive draft tokens to train
+    falloff: Positive = 0.9  # weight of a draft token, relative to that of the one before it
     units: SizeOrZero = 0  # hidden units of the draft head; 0: the width of the model, at least 256
     temperature: NotNegative = 0.8  # temperature of the model's answers; half of the batches use greedy decoding
     completion_length: Size = 256  # maximum number of tokens in an answer of the model

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SFT(Method, kind="sft"):
-    """Supervised fine-tuning: the cross-entropy of the trained tokens, which are the tokens of the answers."""
+    """Supervised fine-tuning: the cross-entropy of the trained tokens, which are the tokens of answers and of texts
+    without a prompt."""
 
     formula: ClassVar[str] = "-log p(token | tokens before it)"
 

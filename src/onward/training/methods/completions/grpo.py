@@ -26,7 +26,7 @@ class GRPO(GroupMethod, kind="grpo"):
     clip_low: Clip = 0.2  # probability ratios are clipped to at least 1 - clip_low
     clip_high: ClipAbove = 0.2  # probability ratios are clipped to at most 1 + clip_high
     clip_worst: Annotated[float, Range(1, 1e6)] | None = None  # maximum ratio for A < 0 (two-sided clipping)
-    reduction: Reduction = "dapo"  # mean of the loss: over all tokens (dapo) or over completions (grpo)
+    reduction: Reduction = "dapo"  # mean of the loss, such as over all tokens (dapo) or completions (grpo)
 
     @property
     def mean_over(self) -> Reduction:

@@ -1,6 +1,6 @@
 """Methods that reward the model's own completions of prompts.
 
-Shapes: N completions, T tokens of a prompt and its completion.
+Shapes: N completions, T tokens of a prompt and its completion, less one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from onward.training.reinforcement.policy import PolicyGradient
     from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
-Clip = Annotated[float, Range(0, 1)]  # below 1
+Clip = Annotated[float, Range(0, 1)]
 ClipAbove = Annotated[float, Range(0, 100)]
 
 
 @dataclass(frozen=True)
 class PolicyMethod(Method, kind=""):
-    """The base class of reinforcement methods, which reward completions sampled from the model. A policy-gradient
-    method defines `advantages` and `surrogate`, any other method `token_losses`.
+    """The base class of reinforcement learning methods, which reward completions sampled from the model. A
+    policy-gradient method defines `advantages` and `surrogate`, any other method `token_losses`.
 
     p and p_old are the probabilities of a token under the model and under the model that sampled it; A is its
     advantage.
@@ -58,7 +58,7 @@ class PolicyMethod(Method, kind=""):
     temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
     iterations: Size = 1  # number of steps that use the same completions
-    mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
+    mask_truncated: bool = False  # exclude completions that are cut off, such as at completion_length
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
     replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep, to replace prompts with equal rewards
 
@@ -100,7 +100,7 @@ class PolicyMethod(Method, kind=""):
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         """Compute the fields of sampled completions that follow from their rewards, by name: `advantages` (N, T) or (N,
         1), and others that the loss needs; by default none. `sampled` are the outputs of the model that sampled the
-        completions; None if neither the KL nor `needs_sampled` requires them."""
+        completions; None if neither `iterations` > 1 nor `needs_sampled` requires them."""
         return {}
 
     @property
@@ -126,7 +126,7 @@ class PolicyMethod(Method, kind=""):
 @dataclass(frozen=True)
 class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) / standard
-    deviation."""
+    deviation (see `scale`)."""
 
     scale: AdvantageScale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not
 

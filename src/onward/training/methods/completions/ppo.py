@@ -21,9 +21,9 @@ VALUE_CLIP = 0.2  # clip range of the value loss: maximum change of a value from
 
 @dataclass(frozen=True)
 class PPO(PolicyMethod, kind="ppo"):
-    """Proximal policy optimization (Schulman et al. 2017). A head predicts the value of each token; the advantage A is
-    generalized advantage estimation (Schulman et al. 2016), and the KL from the reference is subtracted from the reward
-    of each token."""
+    """Proximal policy optimization (Schulman et al. 2017). A head predicts the value of each token; the advantage A
+    comes from generalized advantage estimation (Schulman et al. 2016), and the KL from the reference is subtracted from
+    the reward of each token."""
 
     formula: ClassVar[str] = (
         "-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + value_weight (value - return)^2 / 2"

@@ -27,7 +27,7 @@ class DPO(ComparedPairs, kind="dpo"):
 
     label_smoothing: BelowOne = 0.0  # e: assumed share of pairs whose answers are swapped
     tail: Share = 1.0  # weight of the tokens by which the longer answer exceeds the shorter answer
-    normalized: bool = False  # make r a mean over the answer's tokens instead of a sum
+    normalized: bool = False  # average log-ratios over the answer's tokens instead of summing them
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         e = self.label_smoothing
