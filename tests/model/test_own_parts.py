@@ -121,7 +121,7 @@ WRONG = {
     bidirectional: "a token reads tokens after it",
     batch_statistics: "depend on the other rows of the batch",
     dropout_left_on: "randomness only if self.training",
-    kept_in_the_module: "keep nothing from one forward to the next in the module",
+    kept_in_the_module: "keep nothing from one forward pass to the next in the module",
 }
 
 

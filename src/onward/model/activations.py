@@ -119,8 +119,8 @@ class Scores(Steps):
 
 @dataclass(frozen=True)
 class Latents(Steps):
-    """The location of the latents of a LatentAttentionModule, from which keys and values are computed, and of these
-    keys and values."""
+    """The location of the latents of a LatentAttentionModule, from which keys and values are computed, and of its
+    queries, keys and values."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ class Latents(Steps):
 
 @dataclass(frozen=True)
 class ExpertSteps(Steps):
-    """The location of the router's scores and choices in an ExpertsModule, and of the hidden units and outputs of the
-    chosen experts."""
+    """The location of the router's scores, choices and routing weights in an ExpertsModule, and of the hidden units and
+    outputs of the chosen experts."""
 
     @property
     def names(self) -> tuple[str, ...]:

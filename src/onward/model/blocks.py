@@ -49,7 +49,7 @@ def addition(stream: float, branch: float) -> Callable[[Tensor, Tensor], Tensor]
 
 
 class WeightedPreNormModule(PreNormModule):
-    """A pre-norm block whose additions have weights: x + scale * attn(norm(x)), then x + scale * mlp(norm(x)). Base
+    """A pre-norm block whose additions have weights: stream * x + branch * attn(norm(x)), then the same with mlp. Base
     class of the other blocks with two branches."""
 
     def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm, weights: Weights = EQUAL) -> None:

@@ -24,7 +24,8 @@ from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """Keys and values, or masks, that later layers reuse, by layer; no dict, which FSDP would copy as an argument."""
+    """Keys and values, or masks, that later layers reuse, by layer; not a dict, since FSDP copies the dicts among the
+    arguments."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, Any] = {}

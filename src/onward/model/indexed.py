@@ -22,7 +22,7 @@ from onward.model.layer_cache import to_tensor
 from onward.model.layers import Linear
 from onward.model.norms import LayerNormModule
 
-SCORES = 1 << 26  # scores of single heads that are in memory at once
+SCORES = 1 << 26  # approximate maximum number of scores of single heads in memory at once
 NORM_EPS = 1e-6
 
 

@@ -25,8 +25,9 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
 class AttentionMask:
     """The attention mask of one call of the model: which queries attend to which keys, and the bias of their scores.
 
-    Layers with the same window, position part of the config and number of slots share a mask: positions, the window,
-    segments (packed documents and branches) and slopes (of ALiBi). `dense` keeps a dense bias for the other layers.
+    Layers with the same window, position part of the config and number of slots share a mask, which holds positions,
+    the window, segments (packed documents and branches) and slopes (of ALiBi). `dense` keeps a dense bias for the other
+    layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """

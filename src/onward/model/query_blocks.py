@@ -20,7 +20,7 @@ def query_blocks(mask: AttentionMask, tokens: int, slots: int, block: int) -> It
         if s is not None and mask.key_segments is not None:
             # the earliest position, over all rows, at which the document of the block's first token begins
             first = int((mask.key_segments < s.documents[:, start, None]).sum(1).min())
-            branched = bool((s.ids != s.documents)[:, start:end].any())  # windows reach into its document
+            branched = bool((s.ids != s.documents)[:, start:end].any())  # a branch's window reaches into its document
         if mask.window and not branched:
             first = max(first, before + start - mask.window + 1)
         yield slice(start, end), slice(first, before + end)

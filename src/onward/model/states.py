@@ -204,7 +204,7 @@ class StateLayerCache(LayerCache):
 
     def write(self, name: str, states: Tensor, call: StateIndices) -> None:
         """Keep the states `name` after the last W tokens of each row, (B, W, ...): those after the tokens at
-        `call.columns`. Where this is negative the given state is not used."""
+        `call.columns`. Where a column is negative, the given state is not used."""
         kept, place = self.states[name], (call.rows, call.after)
         states = states.to(kept.dtype)
         if call.counts is not None:

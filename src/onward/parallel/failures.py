@@ -117,7 +117,7 @@ def is_dead(process: str) -> bool:
 
 def write_error_file(sentence: str, first: bool) -> None:
     """Write `sentence`, the reason why this process ended, to the file that torchrun reads. If several processes write
-    a reason, torchrun shows the earliest; `first` says whether this process failed first."""
+    a reason, torchrun shows the earliest; `first` says whether this process reports the first failure."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
         Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

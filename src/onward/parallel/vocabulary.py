@@ -1,5 +1,5 @@
 """The vocabulary divided over the processes of a tensor axis. Each process has some rows of the embedding and of the
-head, and some columns of the logits. Losses read these columns, so the full logits are never gathered (Shoeybi et al.
+head, and some columns of the logits. Losses read these columns without gathering the full logits (Shoeybi et al.
 2019, section 3).
 
 Shapes: N tokens, D d_model, V vocabulary, n processes.

@@ -104,7 +104,7 @@ def of_pipeline(
 
 
 def of_shards(param_groups: list[ParameterGroup], mesh: Mesh, precision: str) -> Iterator[Collective]:
-    # blocks are gathered in the forward and again in the backward; gradients are summed in fp32
+    # blocks are gathered in the forward pass and again in the backward pass; gradients are summed in fp32
     make = partial(Collective, "shard")
     for group in param_groups:
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"

@@ -1,8 +1,8 @@
 """Access to earlier tokens in parts of your own: vectors of earlier tokens (`previous`), and a state that each token
 changes (`scan`).
 
-Both read and write states of the cache, one for each call in a layer; the decoder's first forward finds these states.
-They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
+Both read and write states of the cache, one for each call in a layer; the decoder's first forward pass finds these
+states. They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps.
 """
