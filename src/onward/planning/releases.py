@@ -55,7 +55,7 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 def catalog(part: str = "") -> Iterator[dict[str, Any]]:
-    """All families with their releases; only those releases whose names contain `part`."""
+    """Families with their releases; with `part`, only the releases whose names contain it, and their families."""
     for name, module in sorted(modules().items()):
         named = (preset for preset in presets().values() if preset.family == name and part in preset.name)
         of_family = [(preset, preset.config) for preset in named]

@@ -6,7 +6,7 @@ from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import bars, curves, unique
 from onward.reports.pictures.picture import LINE_MARKS, Picture
 
-DRAWN = 6  # curves
+DRAWN = 6  # largest number of curves
 
 
 def in_context(shots: Shots, alternatives: LikelyAnswers) -> Picture:
