@@ -23,7 +23,7 @@ from onward.tracing.trace import trace
 
 SHOWN, TEXTS = 10, 3  # number of features, and of texts for each
 BEFORE, AFTER = 12, 4  # tokens of a text before the one at which the feature is strongest, and from this one on
-BETWEEN = " ¦ " # separates texts
+BETWEEN = " ¦ "  # separates texts
 
 
 def features(
