@@ -142,7 +142,7 @@ class Adapter(nn.Module):
         return self.scaling * (b @ a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Add the change in at least fp32, and round once."""
+        """Return the merged weight, computed in at least fp32 and rounded once."""
         exact = weight.to(self.a.dtype) + self.change()
         if self.magnitude is not None:
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]

@@ -22,7 +22,7 @@ EQUAL: Weights = ((1.0, 1.0), (1.0, 1.0))
 
 @dataclass(frozen=True)
 class ScaledAddition:
-    """x + scale * y, where y is the output of a branch, rounded before the addition."""
+    """x + scale * y, where y is the output of a branch; the product is rounded before the addition."""
 
     scale: float
 

@@ -145,7 +145,7 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
     """Raise a UserError unless `tokens` are token ids (B, T) or vectors (B, T, d_embed); on a CPU, the range of the ids
     is checked."""
     if not isinstance(tokens, Tensor):
-        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, D)")
+        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, d_embed)")
     is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
     if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
         vectors = f"vectors (B, T, {config.d_embed}) in place of their embeddings"

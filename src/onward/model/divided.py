@@ -19,7 +19,7 @@ from onward.config.mesh import divided_heads
 from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder
 
-MAX_LOGITS = 1 << 25  # elements in memory at once: 128 MiB in fp32
+MAX_LOGITS = 1 << 25  # maximum number of logits in memory at once: 128 MiB in fp32
 
 
 def rows_at_once(columns: int) -> int:

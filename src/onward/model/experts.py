@@ -298,9 +298,10 @@ FASTEST: dict[tuple[object, ...], str] = {}  # the name of the fastest backend, 
 
 
 def fastest_backend(assignments: Tensor, counts: Tensor, inner: Sequence[Stack], down: Stack, combine: Combine) -> str:
-    """Return the faster of "loop" and "grouped", the two ways to compute the experts' outputs, for these arguments.
-    They are timed once per process for each shape of the stacks and number of binary digits of the number of
-    assignments, with the backward pass if gradients are enabled. The weights are timed in place, without a copy."""
+    """Return the faster of "loop" and "grouped", the two ways to compute the experts' outputs, for these arguments;
+    "loop" for dtypes that grouped_mm does not support. They are timed once per process for each device, dtype, shape of
+    the stacks and number of binary digits of the number of assignments, with the backward pass if gradients are
+    enabled. The weights are timed in place, without a copy."""
     if assignments.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # grouped_mm has no fp64
         return "loop"
     learning = torch.is_grad_enabled()

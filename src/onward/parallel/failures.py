@@ -30,9 +30,8 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
 
     A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
     `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process
-    that notices raises a UserError, which ends with the `remedy`. If a process is silent without having ended, the
-    others end (see heartbeats.py). The message is also written to the file TORCHELASTIC_ERROR_FILE, from which torchrun
-    reads it.
+    that notices raises a UserError with the `remedy`. If a process is silent without having ended, the others end (see
+    heartbeats.py). The message is also written to the file TORCHELASTIC_ERROR_FILE, from which torchrun reads it.
     """
     launch = Launch.meet()
     if launch.store is None:

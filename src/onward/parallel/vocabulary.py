@@ -53,7 +53,7 @@ class DividedScores(Scores):
 class Vocabulary:
     """The vocabulary of V tokens of a decoder, divided over the n processes of a mesh with one axis: this process has V
     / n rows of the embedding and of the head. The decoder's embedding looks up each token in the process that has its
-    row, and its `logits` gathers the logits of all processes; `scores` does not gather logits."""
+    row, and the decoder's `logits` gathers the logits of all processes; `scores` does not gather logits."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.group, self.part = mesh.get_group(), mesh.get_local_rank()

@@ -227,7 +227,7 @@ def dry_step(
         with fake, live, Shortened():
             total.backward()
     cut()
-    # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's
+    # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first block with the embedding
     count = 2 * len(chosen)
     first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # includes the masks that layers share
     second = {kind: cuts[2 + 2 * i] for i, kind in enumerate(chosen)}

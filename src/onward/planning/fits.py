@@ -120,7 +120,7 @@ def checked(runs: Sequence[RunPoint]) -> None:
         if not all(np.isfinite(run)) or min(run) <= 0:
             raise UserError(
                 f"Cannot fit a law to run {number} with {run.parameters:g} parameters, {run.tokens:g} "
-                f"tokens and loss {run.loss}: leave out runs without a loss"
+                f"tokens and loss {run.loss}: leave this run out"
             )
     for run, other in product(runs, runs):
         if run.parameters == other.parameters and run.tokens < other.tokens and run.loss < other.loss:

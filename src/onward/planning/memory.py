@@ -141,8 +141,8 @@ def hidden_parameters(config: DecoderConfig) -> Iterator[tuple[int, nn.Parameter
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks, and with
-    NorMuon also a number per row; for "module:Class", the state that one step creates."""
+    """Bytes of the state: two fp32 moments per parameter; with Muon, one moment for the matrices inside the blocks, and
+    with NorMuon also a number per row; for "module:Class", the state that one step creates."""
     if ":" in optimizer:
         each = [(count, p) for module, count in modules(config) for p in module.parameters() if p.requires_grad]
         return sum(count * state_of(optimizer, tuple(parameter.shape)) for count, parameter in each)

@@ -200,7 +200,7 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
 
 @dataclass
 class EndSizes:
-    """Bytes of the embeddings, of the first block's input, of the last block's output, of the head's input."""
+    """Bytes of the embeddings, of the first block's input, of the last block's output, and of the head's input."""
 
     embedded: int = 0
     first: int = 0

@@ -24,8 +24,8 @@ def carried_by(context: AttentionContext, x: Tensor) -> Carried:
     the tokens of a text, since each then has only some of them."""
     if x.size(1) != context.num_tokens:
         raise UserError(
-            f"Cannot read earlier tokens of {context.num_tokens} in a process that has {x.size(1)} of them, because "
-            "the axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
+            f"Cannot read earlier tokens in a text of {context.num_tokens}, of which this process has {x.size(1)}, "
+            "because the axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
         )
     return Carried.of(context)
 
