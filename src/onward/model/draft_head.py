@@ -43,7 +43,7 @@ class DraftHead(nn.Module):
         for layer in self.gate, self.up:
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
         nn.init.normal_(self.mix.weight, std=0.02)
-        self.mix.weight[:, : self.d_model] += torch.eye(self.d_model)
+        self.mix.weight[:, : self.d_model] += torch.eye(self.d_model, device=self.mix.weight.device)
         nn.init.zeros_(self.down.weight)
         weight = getattr(model.norm, "weight", None)
         if isinstance(weight, Tensor) and weight.shape == self.norm.weight.shape:
