@@ -50,7 +50,7 @@ BEHIND = {"BlockManager", "CacheManager", "Run"}  # classes whose methods are ca
 
 
 def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """The public functions, constructors and methods, each with valid arguments."""
+    """The public functions, constructors and methods, each with arguments that are valid, apart from missing files."""
     tokenizer = onward.train_tokenizer("bpe:280", [TEXT])
     config = onward.DecoderConfig(**SIZES | {"vocab_size": tokenizer.vocab_size}, context_length=32)
     model, adapted = onward.Decoder(config), onward.Decoder(config)
@@ -177,7 +177,8 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def public() -> Iterator[str]:
-    """The names of all public functions, constructors and methods that take arguments, except those of parts."""
+    """The names of all public functions, constructors and methods that take arguments, except those of parts,
+    exceptions, RESULTS and INTERNAL."""
     for name in onward.__all__:
         value = getattr(onward, name)
         if not isinstance(value, type):

@@ -1,5 +1,6 @@
-"""README, docs/ and CONTRIBUTING are executed: every Python block, and each `onward` and `torchrun` command in the
-shell blocks. Chapters of the course run unchanged, and print the outputs shown on their pages."""
+"""README, docs/ and CONTRIBUTING are executed: every Python block, and the `onward` and `torchrun` commands in the
+shell blocks, shortened, except `onward quickstart` and `onward data get`. Chapters of the course run unchanged, and
+print the outputs shown on their pages."""
 
 import io
 import json

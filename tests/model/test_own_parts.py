@@ -121,7 +121,7 @@ WRONG = {
     bidirectional: "a token reads tokens after it",
     batch_statistics: "depend on the other rows of the batch",
     dropout_left_on: "randomness only if self.training",
-    kept_in_the_module: "keep nothing from one forward to the next in the module",
+    kept_in_the_module: "keep nothing from one forward pass to the next in the module",
 }
 
 
@@ -216,7 +216,7 @@ def divided(self: Any, x: Tensor, context: AttentionContext) -> Tensor:
 
 
 def test_earlier_tokens_are_refused_where_processes_divide_them() -> None:
-    with pytest.raises(UserError, match="Cannot read earlier tokens of 4 in a process that has 2 of them"):
+    with pytest.raises(UserError, match="Cannot read earlier tokens in a text of 4, of which this process has 2"):
         Decoder(made(divided))(torch.zeros(1, 4, dtype=torch.int64))
 
 

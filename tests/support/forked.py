@@ -36,7 +36,7 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         self.process.join(timeout)
-        assert self.process.exitcode is not None, f"it runs on after {timeout} s"
+        assert self.process.exitcode is not None, f"it still runs after {timeout} s"
         return self.process.exitcode
 
     def send_signal(self, number: int) -> None:

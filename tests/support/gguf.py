@@ -1,4 +1,4 @@
-"""Small decoders for each architecture of llama.cpp, and decoders that no architecture supports."""
+"""Small decoders for architectures of llama.cpp, and decoders that no architecture supports."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""GGUF files in parts."""
+"""Reads, splits and rewrites GGUF files."""
 
 from pathlib import Path
 from typing import Any

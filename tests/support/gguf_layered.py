@@ -1,5 +1,4 @@
-"""Small decoders for the architectures of llama.cpp whose layers differ, or which do not store factors and numbers as
-separate parameters."""
+"""Small decoders for further architectures of llama.cpp."""
 
 from dataclasses import replace
 from typing import Any, cast

@@ -21,8 +21,8 @@ def allocated() -> int:
 
 
 class HeapPeak:
-    """Context manager that samples the allocated bytes a thousand times a second; `bytes` is the maximum minus the
-    bytes allocated at the beginning."""
+    """Context manager that samples the allocated bytes up to a thousand times a second; `bytes` is the maximum minus
+    the bytes allocated at the beginning."""
 
     def __enter__(self) -> "HeapPeak":
         self.ended, self.before, self.bytes = False, allocated(), 0

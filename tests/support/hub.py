@@ -25,8 +25,8 @@ CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at 
 @dataclass
 class Repo:
     """A model on the hub. `trouble` is the failure to simulate: `gated`; `private`; an HTTP status; `full`: commits
-    fail; `breaks`: the connection breaks in the middle of each file the first time; `wrong`: a byte of each file is
-    changed the first time; `hangs`: the hub never answers. `answer` replaces the JSON reply."""
+    fail; `breaks`: the connection breaks in the middle of each file of more than CUT bytes the first time; `wrong`: a
+    byte of each file is changed the first time; `hangs`: the hub does not answer. `answer` replaces the JSON reply."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40
@@ -237,8 +237,8 @@ for line in sys.stdin:
 
 
 class Lookups:
-    """A process that looks up names, with the environment that a user would set; writes beyond `room` bytes of a file
-    fail, as on a full disk."""
+    """A process that looks up names and uploads, with the environment that a user would set; writes beyond `room` bytes
+    of a file fail, as on a full disk."""
 
     def __init__(self, endpoint: str, home: Path, room: int = 0, **environment: str) -> None:
         own = {

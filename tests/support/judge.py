@@ -13,7 +13,7 @@ from onward.evaluation import judging
 
 
 class Server(ThreadingHTTPServer):
-    """A server that answers with the next of the given replies, and records the requests."""
+    """A server that answers with the next of the given replies, repeats the last one, and records the requests."""
 
     replies: list[tuple[int, Any]]
     requests: list[tuple[str, dict[str, str], dict[str, Any]]]

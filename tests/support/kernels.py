@@ -96,7 +96,7 @@ def quantized_products(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def chosen_products(memory: Allocator) -> Found:
-    """Two of five experts for each token, with the same expert for most tokens, with and without biases."""
+    """Two of five experts for each token, with the same experts for most tokens, with and without biases."""
     for (dtype, bound), inputs, tokens in product(DTYPES.items(), EDGES, (3, 11)):
         outputs, ids = inputs % 5 + 2, memory.place(torch.tensor([4, 0, 1, 3, 1, *[0, 4] * 10][: 2 * tokens]))
         shapes = (tokens, inputs), (5, outputs, inputs), (5, outputs)

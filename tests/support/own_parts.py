@@ -1,5 +1,4 @@
-"""Parts from outside the package, as a researcher may write them: some are correct, others silently break
-generation."""
+"""Parts from outside the package, as a researcher may write them: looped depth, a token shift and a running mean."""
 
 from dataclasses import dataclass
 

@@ -14,7 +14,6 @@ PROMPT = "Return a list of"
 
 
 def main(model: str, out: str, prompt: str = PROMPT) -> None:
-    """Take the pictures."""
     with serving(model) as server, chromium() as browser:
         for scheme in "light", "dark":
             page = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 860}).new_page()

@@ -35,7 +35,7 @@ def decoder(vocab_size: int, d_model: int, n_layers: int, length: int, **parts: 
 LLAMA = decoder(8000, 512, 6, 512, n_kv_heads=2)
 GPT2 = decoder(8000, 512, 6, 512, position=Learned(), mlp=Plain(), norm=LayerNorm(), tied=True)
 WINDOWS = decoder(1000, 256, 4, 1024, attention=(SelfAttention(window=128), SelfAttention()))
-TRAINING = {  # windows of a batch, and precision
+TRAINING = {  # decoder, windows of a batch, and precision
     "quick": (decoder(2000, 256, 4, 256), 8, "fp32"),
     "llama": (LLAMA, 4, "fp32"),
     "llama in bf16": (LLAMA, 4, "bf16"),
@@ -44,7 +44,7 @@ TRAINING = {  # windows of a batch, and precision
     "windows": (WINDOWS, 4, "fp32"),
     "few activations": (decoder(1000, 1024, 4, 128), 1, "fp32"),
 }
-DECODING = {  # rows, and dtype
+DECODING = {  # decoder, rows, and dtype
     "decoding": (decoder(8000, 768, 4, 1024), 4, torch.float32),
     "decoding in bf16": (decoder(8000, 768, 8, 1024), 4, torch.bfloat16),
     "decoding with experts": (decoder(8000, 512, 4, 1024, mlp=Experts(count=8, d_ff=1024)), 4, torch.float32),

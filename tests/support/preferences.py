@@ -25,7 +25,7 @@ def example_batch(method: str) -> ExampleBatch:
 
 
 def changed(base: Path, amount: float = 0.1) -> Decoder:
-    """The base after some training."""
+    """The base model with random changes to all weights, in place of training."""
     model = onward.load(base).model
     torch.manual_seed(1)
     with torch.no_grad():
@@ -35,7 +35,7 @@ def changed(base: Path, amount: float = 0.1) -> Decoder:
 
 
 def of(notation: str, **changes: Any) -> Any:
-    """The method with this notation, with beta 0.3 for every loss of pairs."""
+    """The method with this notation, with beta 0.3 in each loss that has a beta."""
     made: Any = fields.part(Method, notation, "method")
     terms = tuple((weight, with_beta(one)) for weight, one in getattr(made, "terms", ()))
     return replace(made, terms=terms) if terms else replace(with_beta(made), **changes)

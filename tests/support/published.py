@@ -1,6 +1,6 @@
 """Folders of models as on the hub: the same config.json keys, tensor names, dtypes and files, with small random
 weights. `RELEASES` is the table of releases; `release` writes the folder of one, `assert_read_as_in_transformers`
-compares the model that Onward reads from this folder."""
+compares the model that Onward reads from this folder with that of transformers."""
 
 import re
 import warnings
@@ -384,7 +384,7 @@ def stored(name: str, tensor: torch.Tensor, found: Release) -> torch.Tensor:
 
 
 def assert_read_as_in_transformers(name: str, folder: Path) -> None:
-    """Check that Onward's logits equal those of transformers for the same folder, and that a message names ignored
+    """Check that Onward's logits equal those of transformers for the same folder, and that Onward warns of ignored
     tensors."""
     found = RELEASES[name]
     kind = getattr(transformers, found.reference or found.config["architectures"][0])

@@ -1,4 +1,4 @@
-"""Checks the form of the server's error messages: one sentence that uses the names in the request."""
+"""Checks the format of the server's error messages: one line that uses the names in the request."""
 
 import json
 import re
@@ -17,7 +17,7 @@ QUOTED = re.compile(r'"[^"]*"|is [\[{"].*?(?=: )')  # values of the request that
 
 
 def refusal(reply: httpx.Response, sent: dict[str, Any]) -> dict[str, Any]:
-    """The error of a response with status 400; checks that it is one sentence of bounded length, without internal
+    """The error of a response with status 400; checks that it is one line of at most 400 characters, without internal
     names."""
     assert reply.status_code == 400, reply.text
     error: dict[str, Any] = reply.json()["error"]

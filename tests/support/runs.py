@@ -29,7 +29,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_adapters(one: Path, other: Path) -> None:
-    """Assert that two runs have the same adapters, bit for bit, and the same metrics except for seconds."""
+    """Assert that two runs have the same adapters, bit for bit, and the same metrics except for times."""
     for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
         first, second = read_tensors(one / name), read_tensors(other / name)
         assert first.keys() == second.keys()
@@ -38,7 +38,7 @@ def assert_same_adapters(one: Path, other: Path) -> None:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Assert that two runs are the same, bit for bit, except for the seconds of steps."""
+    """Assert that two runs are the same, bit for bit, except for times."""
     names = ["model.safetensors"]
     assert saves(one)[-1].name == saves(other)[-1].name
     names += [f"checkpoints/{saves(one)[-1].name}/{name}.safetensors" for name in ("model", "state")]

@@ -79,7 +79,7 @@ VALUES = [1, 2, "a", "b", None, True, [1], {"a": 1}, 1.5, "ab"]
 
 
 class Draw:
-    """Random schemas of draft 2020-12, of all types and keywords, with references to each other."""
+    """Random schemas of draft 2020-12, of all types and with most keywords, with references to each other."""
 
     def __init__(self, random: Random) -> None:
         self.random, self.names = random, ["X", "Y"] if random.random() < 0.4 else list[str]()

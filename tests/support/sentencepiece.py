@@ -116,7 +116,7 @@ OF_TRAINING: list[Field] = [  # fields that matter only for training a vocabular
 
 
 def random_spec(draw: random.Random) -> Spec:
-    """A file with random pieces and every field."""
+    """A file with random pieces and fields."""
     letters = draw.sample(LETTERS, draw.randint(2, len(LETTERS)))
     texts = dict.fromkeys(letters)
     for _ in range(draw.randint(0, 14)):

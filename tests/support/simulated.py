@@ -148,7 +148,7 @@ def gathered_bytes(model: Any) -> int:
         return 0
     params = [param for state in parts for group in state._fsdp_param_groups for param in group.fsdp_params]
     storages = {t.untyped_storage()._cdata: t.untyped_storage() for p in params for t in p.all_gather_outputs}
-    waiting = getattr(parts[0]._comm_ctx, "all_gather_state", None)  # None before the first forward
+    waiting = getattr(parts[0]._comm_ctx, "all_gather_state", None)  # None before the first forward pass
     buffer = waiting.all_gather_result.all_gather_output.untyped_storage().nbytes() if waiting else 0
     return buffer + sum(storage.nbytes() for storage in storages.values())
 
@@ -217,7 +217,7 @@ def simulated(
     # buckets of replicas, which the reducer allocates without being tracked
     buckets = 0 if mesh.divides else gradients[0]
     peak = state + marks[-1] + buckets
-    at_most = marks[mesh.pipeline - stage]  # memory after the forward of the last batch before the first backward
+    at_most = marks[mesh.pipeline - stage]  # memory after the last forward pass before the first backward pass
     return Simulated(weights, gradients[0], state, at_most - marks[0], peak, counted.calls, counted.bytes)
 
 

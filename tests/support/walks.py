@@ -56,7 +56,7 @@ Walk = Callable[[], object]
 
 
 def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Walk]]]:
-    """Yield a name, folders that are not counted because the previous walk covers them, and a function that prepares
+    """Yield a name, folders that are not counted because another walk covers them, and a function that prepares
     the walk."""
     sizes: dict[str, Any] = {
         "vocab_size": 64,

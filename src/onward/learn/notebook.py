@@ -25,7 +25,7 @@ def notebook(chapter: Chapter) -> str:
     cells = [{"id": f"cell-{i}", **cell} for i, cell in enumerate(notebook_cells(chapter))]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": chapter.title}
-    # as JSON, since jupytext reads no outputs, pictures or folded answers of Markdown
+    # as JSON, since jupytext reads no outputs, pictures or folded answers from Markdown
     document = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 

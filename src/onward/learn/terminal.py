@@ -7,8 +7,8 @@ from onward.learn.interactive.figure import with_figures
 
 
 def for_terminal(chapter: Chapter) -> str:
-    """Markdown without HTML: an answer gets a heading, a picture becomes its title and file, an interactive figure a
-    line with its location."""
+    """Markdown without HTML: the summary of an answer becomes bold, a picture becomes its title and file, an
+    interactive figure a line with its location."""
     text = with_figures(chapter, chapter.alone, lambda figure: f"*{pointer(chapter, figure)}*")
     text = re.sub(r"<summary>(.*?)</summary>", r"**\1**", text)
     text = re.sub(r"</?details>|<!--.*?-->", "", text, flags=re.DOTALL)

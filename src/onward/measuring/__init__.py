@@ -1,5 +1,4 @@
-"""Measurements of a model on this machine: its speed in generation and training, and the machine for which it is
-planned."""
+"""Measures the speed of a model on this machine in generation and training, and the machine's limits for plans."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Models to measure, given by name: their config, and the decoder with the weights of a folder or, for a release or
-preset, random weights."""
+"""Models to measure, given by name: their config, and the decoder with its weights or, for a release or preset, random
+weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def has_random_weights(model: str) -> bool:
 def models_in(
     precisions: Sequence[Precision], model: str, device: torch.device, vocab_size: int, revision: str = ""
 ) -> Iterator[tuple[Precision, Decoder]]:
-    """Yield the model in each precision; only one is in memory at a time."""
+    """Yield each precision with the model in it, one after another."""
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None

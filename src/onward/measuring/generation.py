@@ -1,7 +1,7 @@
 """Measures the speed of generation: tokens per second of a model, and the limits of the machine.
 
-A decoding step reads every weight, and the keys and values of each row: the number of these bytes divided by the memory
-bandwidth is a lower bound for its time. Prefill is limited by arithmetic.
+A decoding step reads the weights that its tokens use, and the keys and values of each row: the number of these bytes
+divided by the memory bandwidth is a lower bound for its time. Prefill is limited by arithmetic.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
 ROUNDS = 5  # largest number of runs of a measurement; their median counts
 LEAST = 4  # smallest number of measured decoding steps
-LARGEST = 30_000_000  # decoders with more parameters are estimated, not run
+LARGEST = 30_000_000  # for plans, decoders with more parameters are estimated, not run
 ROWS, PROMPT, NEW = 8, 8, 64  # number of rows, prompt tokens and new tokens in a calibration
-MOST = 1 << 26  # maximum number of weights of the calibration layer; too large for any CPU cache
+MOST = 1 << 26  # maximum number of weights of the calibration layer; too large for most CPU caches
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def read_bytes(model: nn.Module, embed: nn.Module) -> int:
-    """Bytes of weights that a step reads; the embedding counts only if it is also the head, since a token reads one row
-    of it."""
+    """Bytes of weights that a step reads if it uses all experts; the embedding counts only if it is also the head,
+    since a token reads one row of it."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)

@@ -14,14 +14,14 @@ from onward.planning.machine import peak_flops, read_bandwidth
 
 TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # names of the dtypes in which training computes matmuls
 VOCABULARY = 4096  # vocabulary size of a training preset
-TOKENS = 128  # tokens of the prompt and of the answer, unless the context is shorter
+TOKENS = 128  # tokens of the prompt and of the answer, if they fit into the context
 
 
 def silent(case: str) -> None: ...
 
 
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Tokens of prompt and answer: 128 by default, or half a shorter context."""
+    """Tokens of prompt and answer: 128 each by default, but at most half the context."""
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
@@ -77,7 +77,7 @@ def training_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[TrainingSpeed], dict[str, float]]:
-    """Speeds for each precision and number of windows, about `seconds` for each, and operations per second by
+    """Speeds for each precision and number of windows, about `seconds` for each, and the peak operations per second by
     precision."""
     speeds, peaks = [], {}
     for name in precisions:

@@ -30,7 +30,7 @@ from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 WARM_UP = 2  # number of steps that are not counted
 LEAST = 3  # minimum number of steps that are counted
-TRIAL_TOKENS = 1024  # number of tokens in a calibration step
+TRIAL_TOKENS = 1024  # maximum number of tokens in a calibration step
 
 
 class Stopwatch:
@@ -47,7 +47,7 @@ class Stopwatch:
 
 
 class TimedForward(nn.Module):
-    """A LossModule that notifies a Stopwatch when it begins and ends."""
+    """Wraps a LossModule and notifies a Stopwatch when its forward pass begins and ends."""
 
     def __init__(self, module: nn.Module, watch: Stopwatch) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modules that custom parts build on."""
+"""Classes and functions that custom parts build on."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

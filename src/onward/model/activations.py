@@ -119,8 +119,8 @@ class Scores(Steps):
 
 @dataclass(frozen=True)
 class Latents(Steps):
-    """The location of the latents of a LatentAttentionModule, from which keys and values are computed, and of these
-    keys and values."""
+    """The location of the latents of a LatentAttentionModule, from which keys and values are computed, and of its
+    queries, keys and values."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -129,8 +129,8 @@ class Latents(Steps):
 
 @dataclass(frozen=True)
 class ExpertSteps(Steps):
-    """The location of the router's scores and choices in an ExpertsModule, and of the hidden units and outputs of the
-    chosen experts."""
+    """The location of the router's scores, choices and routing weights in an ExpertsModule, and of the hidden units and
+    outputs of the chosen experts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -167,8 +167,9 @@ Declarations = dict[str, Activation | Child]
 
 def declared(module: nn.Module, child: Child) -> Declarations:
     """Return the declared activations of a submodule, `module`, by name, with the shapes that they have inside its
-    parent, which declares it as `child` and may add dimensions in front of their vectors. They come from the method
-    `activations` of the submodule or, if it has none, from the function `child.default`."""
+    parent, which declares it as `child` and may add dimensions in front of their vectors. The declarations come from
+    the method `activations` of the submodule or, if it has none, from the function `child.default`; rotary activations
+    are left out unless `child.rotary`."""
     method = getattr(type(module), "activations", child.default)
     own = {name: placed(one, child) for name, one in method(module).items()}
     return {name: one for name, one in own.items() if child.rotary or not one.rotary or isinstance(one, Child)}

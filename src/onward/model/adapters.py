@@ -1,7 +1,7 @@
 """Low-rank adapters of weights (LoRA, Hu et al. 2021): W + scaling B A, with W frozen.
 
-They are added to a finished model from outside: a layer keeps its class, its names and its forward, and a forward hook
-adds the low-rank product to its output. Stacks of experts, whose weights are not layers, ask `adapted` for their
+They are added to a finished model from outside: a layer keeps its class, its names and its `forward`, and a forward
+hook adds the low-rank product to its output. Stacks of experts, whose weights are not layers, ask `adapted` for their
 weight. Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V vocabulary.
 """
 
@@ -31,8 +31,8 @@ class Selection:
     top of another, which is then applied before it: `below` maps the name of the upper adapter to the name of the lower
     one.
 
-    While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if these differ.
-    The compiled step reads the numbers in every run.
+    While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if the adapters
+    differ. The compiled step reads the numbers in every run.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Adapter(nn.Module):
         return self.scaling * (b @ a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Add the change in at least fp32, and round once."""
+        """Return the merged weight, computed in at least fp32 and rounded once."""
         exact = weight.to(self.a.dtype) + self.change()
         if self.magnitude is not None:
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]

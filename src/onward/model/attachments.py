@@ -1,8 +1,8 @@
 """Behavior attached to a finished model: adapters, compilation, a division over processes, traces, and others.
 
 An attachment wraps methods of modules and registers hooks on them. Layers around one method, and hooks of one module,
-are always in the order of KINDS, regardless of the order in which they were added. A module without attachments has
-only the methods of its class. Behavior is attached from outside; the forward methods of a model do not refer to it.
+are always in the order of KINDS, regardless of the order in which they were added. A module without attachments keeps
+its own methods. Behavior is attached from outside; the forward methods of a model do not refer to it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = (  # from the innermost layer around a method to the outermost
 )
 RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
 ATTACHMENTS = "attachments"  # attribute that holds a model's Attachments; absent if nothing was ever attached
-LAYERS = "layers_and_hooks"  # the attribute of a module that has its Layers; absent without any
+LAYERS = "layers_and_hooks"  # attribute that holds a module's Layers; absent if it has none
 Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which calls next(*arguments)
 
 

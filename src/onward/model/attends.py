@@ -1,4 +1,4 @@
-"""Softmax attention whose queries are multiplied by a factor that grows with their position.
+"""Softmax attention whose queries are multiplied by a factor that depends on their position.
 
 Shapes: B batch, T tokens in this call, H heads, E d_head, F width of a value.
 """

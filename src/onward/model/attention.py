@@ -163,8 +163,8 @@ def reference_is_faster(q: Tensor, k: Keys) -> bool:
 def without_gathering(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor | None:
-    """Compute attention by the CPU kernel, which reads keys and values without a copy, in the KV cache or in tensors.
-    Returns None if the kernel does not support the arguments or is not faster."""
+    """Compute attention by the CPU kernel, which reads keys and values from the KV cache without gathering them, or
+    from tensors. Returns None if the kernel does not support the arguments or is not faster."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:
@@ -190,8 +190,8 @@ def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, drop
 def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
     """Compute SDPA with `bias` (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
 
-    With few queries and grouped heads, the G heads of a group are folded into the query length: in bf16 on a CPU this
-    is five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
+    With a bias, few queries and grouped heads, the G heads of a group are folded into the query length: in bf16 on a
+    CPU this is five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
     """
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     heads, kv_heads = q.size(1), k.size(1)

@@ -22,7 +22,7 @@ EQUAL: Weights = ((1.0, 1.0), (1.0, 1.0))
 
 @dataclass(frozen=True)
 class ScaledAddition:
-    """x + scale * y, where y is the output of a branch, rounded before the addition."""
+    """x + scale * y, where y is the output of a branch; the product is rounded before the addition."""
 
     scale: float
 
@@ -49,7 +49,7 @@ def addition(stream: float, branch: float) -> Callable[[Tensor, Tensor], Tensor]
 
 
 class WeightedPreNormModule(PreNormModule):
-    """A pre-norm block whose additions have weights: x + scale * attn(norm(x)), then x + scale * mlp(norm(x)). Base
+    """A pre-norm block whose additions have weights: stream * x + branch * attn(norm(x)), then the same with mlp. Base
     class of the other blocks with two branches."""
 
     def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm, weights: Weights = EQUAL) -> None:

@@ -75,9 +75,9 @@ class KVCache:
     to another request, call the model with smaller positions. Rows advance independently.
 
     A row holds up to `length` positions. One call adds up to `chunk` tokens to each row, and a row can be rolled back
-    by up to `chunk` from its greatest position, padding included. Layers without a window have length + chunk
-    slots, since a ragged call pads its shorter rows with positions beyond their last token; layers with a window have
-    window + chunk. With a `step` > 0, layers begin with `step` slots, and `grow` adds multiples of `step`.
+    by up to `chunk` from its greatest position, padding included. Layers without a window have length + chunk slots,
+    since a ragged call pads its shorter rows with positions beyond their last token; layers with a window have
+    min(window, length) + chunk. With a `step` > 0, layers begin with `step` slots, and `grow` adds multiples of `step`.
     `quantized` keeps every vector as int8 with one scale.
 
     Layers with a state, such as GatedDeltaNet, keep the states after the row's last token and after the `keep` tokens
@@ -117,7 +117,7 @@ class KVCache:
             entries = empty_entries(layer.entries, (rows, slots), quantized, device, dtype)
             self.layers.append(LayerCache(entries, layer.window, slots >= most or not entries))
             self.max_slots.append(most)
-        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions that have slots
+        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions with slots
         self.states = row_states(kept, rows, keep, device, dtype)
 
     @property

@@ -1,8 +1,8 @@
 """The cache of decoders with parts from outside the package, which may call their attention more than once in a layer.
 
 Each call has its own cache entries: the first call's entries have the names that it passes, such as k and v; the second
-call's are named k@1 and v@1. `own.py` runs a first forward to find the entries and states that the calls of each layer
-keep.
+call's are named k@1 and v@1. `own.py` runs a first forward pass to find the entries and states that the calls of each
+layer keep.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class CallLayerCache(LayerCache):
         if name not in self.base.entries:
             known = ", ".join(self.base.entries) or "none"
             raise UserError(
-                f"Cannot keep {name}, because the first forward of this decoder kept {known} in this layer: call the "
-                "attention of a layer equally often in every forward"
+                f"Cannot keep {name}, because the first forward pass of this decoder kept {known} in this layer: call "
+                "the attention of a layer equally often in every forward pass"
             )
         return self.base.update(name, vectors, indices)
 

@@ -24,7 +24,8 @@ from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """Keys and values, or masks, that later layers reuse, by layer; no dict, which FSDP would copy as an argument."""
+    """Keys and values, or masks, that later layers reuse, by layer; not a dict, since FSDP copies the dicts among the
+    arguments."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, Any] = {}
@@ -39,7 +40,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
-    shared: SharedKeys = field(default_factory=SharedKeys)  # keys and values that other layers also use
+    shared: SharedKeys = field(default_factory=SharedKeys)  # keys and values, or masks, that other layers also use
     inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
 
     @property

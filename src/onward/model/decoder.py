@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks, norm, head. The same forward serves training, prefill and decoding; the caller
+"""The decoder: embedding, blocks, norm, head. The same forward pass serves training, prefill and decoding; the caller
 passes the cache.
 
 Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
@@ -92,12 +92,13 @@ class Decoder(Shown, nn.Module):
     ) -> Tensor:
         """Return the hidden states (B, T, D): the residual stream after the last block and the final norm.
 
-        `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default 0,
-        1, 2, .... A position that is not the previous one plus one begins a segment (`segments.Segments`). A segment at
-        0 is a packed document, whose tokens attend to no earlier document; a segment at another position is a branch of
-        the document before it. With a `cache`, positions are required, each row continues after the tokens in the
-        cache, and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and
-        positions beyond the cache or the learned positions raise a UserError (a ValueError).
+        `tokens` are ids (B, T), or vectors (B, T, d_embed) in place of their embeddings. `positions` (B, T) are by
+        default 0, 1, 2, .... A position that is not the previous one plus one begins a segment (`segments.Segments`). A
+        segment at 0 is a packed document, whose tokens attend to no earlier document; a segment at another position is
+        a branch of the document before it. With a `cache`, positions are required, each row continues after the tokens
+        in the cache, and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of
+        range, and positions beyond the cache or the learned positions raise a UserError (a ValueError); the values of
+        ids and positions are checked on a CPU only.
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache
@@ -141,10 +142,10 @@ class Decoder(Shown, nn.Module):
 
 
 def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
-    """Raise a UserError unless `tokens` are token ids (B, T) or vectors (B, T, D); on a CPU, the range of the ids is
-    checked."""
+    """Raise a UserError unless `tokens` are token ids (B, T) or vectors (B, T, d_embed); on a CPU, the range of the ids
+    is checked."""
     if not isinstance(tokens, Tensor):
-        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, D)")
+        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, d_embed)")
     is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
     if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
         vectors = f"vectors (B, T, {config.d_embed}) in place of their embeddings"
@@ -165,7 +166,8 @@ def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
     """Raise a UserError if `positions` are not integers (B, `tokens`), are negative, or are beyond the positions of the
-    model or of its cache, or if one call may not add `tokens` tokens per row to the cache."""
+    model or of its cache, or if one call may not add `tokens` tokens per row to the cache; the values of the positions
+    are checked on a CPU only."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")

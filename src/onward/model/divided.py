@@ -19,7 +19,7 @@ from onward.config.mesh import divided_heads
 from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder
 
-MAX_LOGITS = 1 << 25  # elements in memory at once: 128 MiB in fp32
+MAX_LOGITS = 1 << 25  # maximum number of logits in memory at once: 128 MiB in fp32
 
 
 def rows_at_once(columns: int) -> int:
@@ -68,7 +68,7 @@ def scores(model: Any, hidden: Tensor) -> Scores:
 
 def inside(model: Any, function: Callable[..., Any], *inputs: Any) -> Any:
     """Call a function that computes with a model, with these inputs. If the model is sharded, the call is one forward
-    of it, so that the function may also use single modules of the model."""
+    pass of it, so that the function may also use single modules of the model."""
     one_forward = getattr(model, "inside", None)
     return one_forward(function, *inputs) if one_forward else function(*inputs)
 
@@ -81,7 +81,7 @@ def resharded(model: Any) -> None:
 
 def keep_gathered(model: Any) -> None:
     """Keep the embedding and the head of a sharded, frozen model gathered from its first call on, so that each process
-    can compute logits without the others: in the backward, processes may recompute logits a different number of
+    can compute logits without the others: in the backward pass, processes may recompute logits a different number of
     times."""
     if one_forward := getattr(model, "inside", None):
         one_forward.frees = False

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router assigns each token to its top k of many feed-forwards and sums their outputs.
+"""A mixture of experts: a router assigns each token to k of many feed-forwards, whose weighted outputs are summed.
 
 Shapes: N tokens, D d_model, F width of an expert, X experts, K experts per token (top_k), N K assignments.
 """
@@ -298,9 +298,10 @@ FASTEST: dict[tuple[object, ...], str] = {}  # the name of the fastest backend, 
 
 
 def fastest_backend(assignments: Tensor, counts: Tensor, inner: Sequence[Stack], down: Stack, combine: Combine) -> str:
-    """Return the faster of "loop" and "grouped", the two ways to compute the experts' outputs, for these arguments.
-    They are timed once per process for each shape of the stacks and number of binary digits of the number of
-    assignments, with the backward where gradients are enabled. The weights are timed in place, without a copy."""
+    """Return the faster of "loop" and "grouped", the two ways to compute the experts' outputs, for these arguments;
+    "loop" for dtypes that grouped_mm does not support. They are timed once per process for each device, dtype, shape of
+    the stacks and number of binary digits of the number of assignments, with the backward pass if gradients are
+    enabled. The weights are timed in place, without a copy."""
     if assignments.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # grouped_mm has no fp64
         return "loop"
     learning = torch.is_grad_enabled()

@@ -1,4 +1,5 @@
-"""FlexAttention: the mask and the bias are functions of the indices of a query and a key; no (T, S) bias is made.
+"""FlexAttention: the mask and the bias are functions of the indices of a query and a key; on CUDA, no (T, S) bias is
+made.
 
 Shapes: B batch, T tokens in this call, S keys, H heads, K key/value heads, E d_head.
 """
@@ -17,8 +18,8 @@ from onward.model.mask import AttentionMask
 
 
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
-    """Compute attention by PyTorch's FlexAttention, which never holds the (T, S) bias of the scores in memory: q (B, T,
-    H, E), k (B, S, K, E), v (B, S, K, F) -> (B, T, H, F). `scale` multiplies the scores."""
+    """Compute attention by PyTorch's FlexAttention, which on CUDA never holds the (T, S) bias of the scores in memory:
+    q (B, T, H, E), k (B, S, K, E), v (B, S, K, F) -> (B, T, H, F). `scale` multiplies the scores."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))

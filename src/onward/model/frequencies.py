@@ -51,7 +51,7 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
 
 
 def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """A theta that grows with the row's length (dynamic NTK)."""
+    """The frequencies of a theta that grows with the row's length (dynamic NTK)."""
     longer = rope_length.clamp(min=part.original) / part.original
     base = theta * (part.factor * longer - (part.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
     return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())

@@ -22,7 +22,7 @@ from onward.model.layer_cache import to_tensor
 from onward.model.layers import Linear
 from onward.model.norms import LayerNormModule
 
-SCORES = 1 << 26  # scores of single heads that are in memory at once
+SCORES = 1 << 26  # approximate maximum number of scores of single heads in memory at once
 NORM_EPS = 1e-6
 
 
@@ -41,8 +41,8 @@ class IndexerModule(nn.Module):
     @torch.no_grad()
     def forward(self, q: Tensor, x: Tensor, context: AttentionContext) -> Tensor | None:
         """Return the indices (B, T, C) of the chosen keys for tokens with the query latents q (B, T, Q) and the vectors
-        x (B, T, D); None if there are at most top_k keys, which are all chosen. They may include keys that the mask
-        hides."""
+        x (B, T, D); None if there are at most top_k keys, which are all chosen, unless the call is recorded. The
+        indices may include keys that the mask hides."""
         key = context.rotate(self.k_norm(self.k(x))[:, :, None])
         (keys,) = context.update(index=key)
         # an exported program must accept any length

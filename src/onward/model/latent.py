@@ -62,7 +62,8 @@ class LatentAttentionModule(nn.Module):
         return q, latents, rope_keys
 
     def heads(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
-        """Return the outputs (B, T, H, F) of the heads in the cheaper form; the arguments are those of `expanded`."""
+        """Return the outputs (B, T, H, F) of the heads, computed by `absorbed` if it is cheaper or the call is
+        recorded, unless rows use different adapters; otherwise by `expanded`, whose arguments these are."""
         absorbing = is_recorded() or self.absorbing_is_cheaper(q.size(1), context.mask.key_positions.size(1))
         form = self.absorbed if absorbing and not rows_differ(self.kv) else self.expanded
         return form(q, latents, rope_keys, context)

@@ -21,8 +21,8 @@ SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantiz
 
 @dataclass(frozen=True, eq=False)
 class SlotIndices:
-    """The cache slots that one call of the model writes and reads; layers with the same window and number of slots
-    share one SlotIndices."""
+    """The cache slots that one call of the model writes and reads; layers with the same window, chunking and number of
+    slots share one SlotIndices."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
     key_positions: Tensor  # (B or 1, S): position stored in each slot after the write; < 0: the slot is empty

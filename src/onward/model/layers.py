@@ -30,7 +30,7 @@ class Linear(nn.Linear):
 
 def outputs_of(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
     """Return the outputs of several layers for the same input x (..., I), one per layer. With gradients on a CPU,
-    linear layers without hooks are computed as one product, since three small products take 1.3 times as long."""
+    linear layers without hooks may be computed as one product, since three small products take 1.3 times as long."""
     if torch.is_grad_enabled() and all(map(is_plain, layers)) and is_worth("outputs_of", x):
         plain = [layer for layer in layers if isinstance(layer, Linear)]
         weights, biases = [layer.weight for layer in plain], [layer.bias for layer in plain if layer.bias is not None]

@@ -25,8 +25,9 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
 class AttentionMask:
     """The attention mask of one call of the model: which queries attend to which keys, and the bias of their scores.
 
-    Layers with the same window, position part of the config and number of slots share a mask: positions, the window,
-    segments (packed documents and branches) and slopes (of ALiBi). `dense` keeps a dense bias for the other layers.
+    Layers with the same window, chunking, position part of the config and number of slots share a mask, which holds
+    positions, the window, segments (packed documents and branches) and slopes (of ALiBi). `dense` keeps a dense bias
+    for the other layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
@@ -45,10 +46,10 @@ class AttentionMask:
     ) -> None:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
-        self.window = window  # number of positions that a query attends to, itself included; 0: all
+        self.window = window  # number of positions that a query attends to, itself included, or size of a chunk; 0: all
         self.chunked = chunked  # whether a query attends only to keys of the same chunk of `window` positions
         self.reach = {"window": window, "chunked": chunked}  # keyword arguments for attention kernels
-        self.segments = segments  # documents of the queries; None: each row is one document
+        self.segments = segments  # segments of the queries; None: each row is one document
         self.key_segments = None if segments is None else segments.ids  # index of each key's segment
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise

@@ -13,7 +13,7 @@ Snapshot = dict[str, Tensor]  # the states of one row by "layer.name", each of t
 class NoStates:
     """The states in a cache of a model without recurrent layers: none. Caches of other models have `RowStates`."""
 
-    layers: Sequence[dict[str, Tensor]] = ()  # states of each layer by name, each (rows, K + 1, ...)
+    layers: Sequence[dict[str, Tensor]] = ()  # states of each layer by name, each (rows, keep + 1, ...)
 
     def __bool__(self) -> bool:
         return False

@@ -1,9 +1,9 @@
 """Decoders with parts from outside the package: what their layers keep of earlier tokens, and whether their logits with
 a cache equal those without.
 
-A first forward finds the cache entries and states of each call (`Kept`). A trial then compares forwards on random
-tokens and weights, in fp64; it uses a small vocabulary and, if the layers of the decoder have more than a few million
-weights, fewer layers.
+A first forward pass finds the cache entries and states of each call (`Kept`). A trial then compares forward passes on
+random tokens and weights, in fp64 or, if the parts do not support it, fp32; it uses a small vocabulary and, if the
+layers of the decoder have more than a few million weights, fewer layers.
 
 Shapes: B rows, T tokens in a call, D d_model.
 """
@@ -33,9 +33,9 @@ from onward.model.states import RowStates, StateIndices, StateLayerCache, StateS
 VOCABULARY = 64  # token ids of the decoder of a trial
 WEIGHTS = 1 << 22  # approximate number of elements in its layers
 NOISE = 0.05  # standard deviation of noise added to its weights, so that none is 0
-ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens per row, and the number of tokens that are rolled back
-SEEDS = 8  # trials of a decoder whose forward depends on values
-FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # kept, and whether the forward reads values of tensors
+ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens per row, and the number of tokens that can be rolled back
+SEEDS = 8  # number of trials of a decoder whose forward pass reads values of tensors
+FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # kept, and whether the forward pass reads values of tensors
 TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
 CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts when it was first read
 
@@ -99,7 +99,7 @@ class ValueReads(TorchDispatchMode):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FindingLayerCache(StateLayerCache):
-    """The cache of a layer in the first forward: it collects the vectors and states of all calls."""
+    """The cache of a layer in the first forward pass: it collects the vectors and states of all calls."""
 
     entries: dict[str, Tensor] = field(default_factory=dict)
     states: dict[str, Tensor] = field(default_factory=dict)
@@ -129,11 +129,11 @@ class FindingLayerCache(StateLayerCache):
         return self.before(name, call, empty)
 
     def write(self, name: str, states: Tensor, call: StateIndices) -> None:
-        """Keep nothing: the next forward has another cache."""
+        """Keep nothing: the next forward pass has another cache."""
 
 
 def found(config: DecoderConfig) -> tuple[list[Kept], bool]:
-    """Run a first forward; return what each layer keeps, and whether values of tensors are read into Python."""
+    """Run a first forward pass; return what each layer keeps, and whether values of tensors are read into Python."""
     layers, dtype, reads = list[FindingLayerCache](), torch.float16, ValueReads()
     for device in ("cpu",) if config == reduced(config) else ("meta", "cpu"):
         with on(device, 0):
@@ -153,7 +153,7 @@ def found(config: DecoderConfig) -> tuple[list[Kept], bool]:
 
 
 def kept(cache: FindingLayerCache, dtype: torch.dtype) -> Kept:
-    """Return what the calls in a layer keep, in the form that its attention declares, if any."""
+    """Return what the calls in a layer keep; states have the shapes and dtypes that its attention declares, if any."""
     states: States = {}
     for name, state in cache.states.items():
         own = None if state.dtype == dtype else str(state.dtype).removeprefix("torch.")
@@ -175,7 +175,7 @@ def on(device: str, seed: int) -> Iterator[None]:
 
 @torch.no_grad()
 def trial(config: DecoderConfig, seed: int) -> str:
-    """Compare forwards of a decoder on random tokens; return what its parts break, and how to mend it, or ""."""
+    """Compare forward passes of a decoder on random tokens; return what its parts break, and how to mend it, or ""."""
     with on("cpu", seed):
         model: Any = Decoder(config).eval()
         tokens = torch.randint(config.vocab_size, (2, ROWS, min(LENGTH, config.context_length)))
@@ -196,7 +196,7 @@ def trial(config: DecoderConfig, seed: int) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """Forwards of one decoder on tokens (B, T), and on `others` (B, T), compared with a relative `tolerance`."""
+    """Forward passes of one decoder on tokens (B, T), and on `others` (B, T), compared with a relative `tolerance`."""
 
     model: Any  # a Decoder, whose custom modules may compute anything
     tokens: Tensor
@@ -208,8 +208,8 @@ class Trial:
         tokens, half = self.tokens, -(-self.tokens.size(1) // 2)
         if not self.same(plain, self.model.hidden(tokens)):
             return (
-                "two forwards of the same tokens give different logits in evaluation mode: use randomness only if "
-                "self.training, and keep nothing from one forward to the next in the module"
+                "two forward passes over the same tokens give different logits in evaluation mode: use randomness only "
+                "if self.training, and keep nothing from one forward pass to the next in the module"
             )
         if not self.same(plain[1:2], self.model.hidden(tokens[1:2])):
             return "the logits of a row depend on the other rows of the batch: compute each row by itself"
@@ -223,13 +223,14 @@ class Trial:
             different = next((what for what, pair in self.cached(plain) if not self.same(*pair)), "")
         except Exception as error:  # raised by user code
             return (
-                f"its forward with a cache fails ({type(error).__name__}: {error}): see the contract in CONTRIBUTING.md"
+                f"its forward pass with a cache fails ({type(error).__name__}: {error}): see the contract in "
+                "CONTRIBUTING.md"
             )
         if different:
             return (
                 f"its logits with a cache differ from those without ({different}): take positions from the "
                 "AttentionContext, and read earlier tokens by attention, onward.model.previous or onward.model.scan, "
-                "equally often in every forward"
+                "equally often in every forward pass"
             )
         return ""
 

@@ -70,7 +70,7 @@ class PagedKVCache(KVCache):
     """A KV cache of `blocks` blocks of `block_size` positions each, which are assigned to rows as they grow
     (PagedAttention, Kwon et al. 2023).
 
-    Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
+    Layers with the same window share one block table; window layers have at most as many blocks as the rows can use at
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.
     States of recurrent layers are stored per row, as in a KVCache, not in blocks.
     """

@@ -23,7 +23,7 @@ class Segments:
     """
 
     ids: Tensor  # index of each token's segment
-    documents: Tensor  # index of the document that contains the segment
+    documents: Tensor  # index of the first segment of the document that contains the segment
     starts: Tensor  # position where the segment begins
 
     @staticmethod

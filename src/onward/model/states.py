@@ -136,7 +136,9 @@ class RowStates(NoStates):
     def snapshot(self, row: int, length: int) -> Snapshot:
         if not self.holds(row, length):
             held = sorted(p + 1 for p in self.held[row].tolist() if p >= 0)
-            raise UserError(f"row {row} has no state after {length} tokens, only after {held or 'none'}: keep more")
+            raise UserError(
+                f"row {row} has no state after {length} tokens, only after {held or 'none'}: keep more states"
+            )
         slot = (length - 1) % self.held.size(1)
         return {f"{i}.{n}": t[row, slot].clone() for i, layer in enumerate(self.layers) for n, t in layer.items()}
 
@@ -204,7 +206,7 @@ class StateLayerCache(LayerCache):
 
     def write(self, name: str, states: Tensor, call: StateIndices) -> None:
         """Keep the states `name` after the last W tokens of each row, (B, W, ...): those after the tokens at
-        `call.columns`. Where this is negative the given state is not used."""
+        `call.columns`. Where a column is negative, the given state is not used."""
         kept, place = self.states[name], (call.rows, call.after)
         states = states.to(kept.dtype)
         if call.counts is not None:

@@ -55,7 +55,8 @@ def own_batch(batch: Any, count: int, rank: int) -> Any:
 
 class GatherTokens(torch.autograd.Function):
     """The autograd function that joins the tokens `x` (B, T / n, ...) of all processes in the order of the window, (B,
-    T, ...). The backward sums the gradients over the processes and returns the part for the tokens of this process."""
+    T, ...). The backward pass sums the gradients over the processes and returns the part for the tokens of this
+    process."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: distributed.ProcessGroup) -> Tensor:
@@ -98,8 +99,8 @@ class DividedTokens:
     `rank`; `gather` joins the vectors (B, T / n, ...) of all processes in the order of the window.
 
     A call of the decoder with fewer tokens than positions computes the tokens of this process. Other calls compute all
-    tokens in each process, without communication. Raises a UserError for attention or feed-forward modules that are not
-    of Onward's own types.
+    tokens in each process, without communication. Raises a UserError for attention or feed-forward modules whose types
+    are not in `tensor.TABLE`.
     """
 
     def __init__(self, model: Decoder, rank: int, count: int, gather: Callable[[Tensor], Tensor]) -> None:
@@ -165,8 +166,8 @@ def has_all_tokens(tokens: Tensor, positions: Tensor) -> bool:
 
 
 def attend(plain: Any, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-    """A layer around the forward of an Attend module. With a DividedContext, it calls the module once for each chunk of
-    this process's queries, with the keys that the chunk can attend to."""
+    """A layer around the `forward` of an Attend module. With a DividedContext, it calls the module once for each chunk
+    of this process's queries, with the keys that the chunk can attend to."""
     if not isinstance(context, DividedContext):
         return plain(q, k, v, context)  # type: ignore[no-any-return]
     assert isinstance(k, Tensor)

@@ -30,9 +30,8 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
 
     A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
     `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process
-    that notices raises a UserError, which ends with the `remedy`. If a process is silent without having ended, the
-    others end (see heartbeats.py). The message is also written to the file TORCHELASTIC_ERROR_FILE, from which torchrun
-    reads it.
+    that notices raises a UserError with the `remedy`. If a process is silent without having ended, the others end (see
+    heartbeats.py). The message is also written to the file TORCHELASTIC_ERROR_FILE, from which torchrun reads it.
     """
     launch = Launch.meet()
     if launch.store is None:
@@ -117,7 +116,7 @@ def is_dead(process: str) -> bool:
 
 def write_error_file(sentence: str, first: bool) -> None:
     """Write `sentence`, the reason why this process ended, to the file that torchrun reads. If several processes write
-    a reason, torchrun shows the earliest; `first` says whether this process failed first."""
+    a reason, torchrun shows the earliest; `first` says whether this process reports the first failure."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
         Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

@@ -14,8 +14,8 @@ reduce_scatter = getattr(distributed, "reduce_scatter_single", None) or distribu
 
 
 class Copy(torch.autograd.Function):
-    """The autograd function of the input of a divided module: the identity. The backward sums the gradient over the
-    processes."""
+    """The autograd function of the input of a divided module: the identity. The backward pass sums the gradient over
+    the processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -28,8 +28,8 @@ class Copy(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The autograd function of the output of a divided module: the sum over the processes. The backward returns the
-    gradient unchanged."""
+    """The autograd function of the output of a divided module: the sum over the processes. The backward pass returns
+    the gradient unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
@@ -42,7 +42,7 @@ class Sum(torch.autograd.Function):
 
 class Join(torch.autograd.Function):
     """The autograd function that concatenates the parts `x` of a tensor, one per process, along a dimension. In the
-    backward, each process keeps its part of the gradient."""
+    backward pass, each process keeps its part of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
@@ -56,8 +56,8 @@ class Join(torch.autograd.Function):
 
 class Gather(torch.autograd.Function):
     """The autograd function of the input of a divided module if the tokens are divided: it concatenates the parts `x`
-    of all processes along dimension 1, the tokens. The backward sums the gradients over the processes, and each process
-    keeps its part of the sum."""
+    of all processes along dimension 1, the tokens. The backward pass sums the gradients over the processes, and each
+    process keeps its part of the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -71,8 +71,8 @@ class Gather(torch.autograd.Function):
 
 class Scatter(torch.autograd.Function):
     """The autograd function of the output of a divided module if the tokens are divided: it sums `x` over the
-    processes, and each process keeps its part of the sum along dimension 1, the tokens. The backward concatenates the
-    parts of the gradient."""
+    processes, and each process keeps its part of the sum along dimension 1, the tokens. The backward pass concatenates
+    the parts of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -86,7 +86,7 @@ class Scatter(torch.autograd.Function):
 
 class Own(torch.autograd.Function):
     """The autograd function that keeps this process's part, along dimension 1 (the tokens), of a tensor that all
-    processes have. The backward concatenates the parts of the gradient."""
+    processes have. The backward pass concatenates the parts of the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, mesh: DeviceMesh) -> Tensor:

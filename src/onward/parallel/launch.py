@@ -15,7 +15,7 @@ from torch import distributed
 
 from onward.base.errors import UserError
 
-LAUNCHES: list["Launch"] = []  # empty until the processes have connected, then one
+LAUNCHES: list["Launch"] = []  # empty until the processes have connected, then with one element
 AT_EXIT: list[Callable[[], object]] = []  # callbacks that release process groups before Python exits
 PATIENCE = 600.0  # seconds that processes wait for each other when they join
 

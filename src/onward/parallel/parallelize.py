@@ -51,9 +51,9 @@ def parallelize(
     fill: Callable[[Decoder], object] = lambda model: None,
 ) -> None:
     """Divide a decoder over a mesh, in place; with `compile`, compile its blocks, and with `recompute`, recompute their
-    activations in the backward. The decoder is on the meta device or has equal weights in all processes. `devices` is
-    the mesh of torch, None for one process; `context` is the group of the processes that divide the tokens of the same
-    windows, None without a context axis.
+    activations in the backward pass. The decoder is on the meta device or has equal weights in all processes. `devices`
+    is the mesh of torch, None for one process; `context` is the group of the processes that divide the tokens of the
+    same windows, None without a context axis.
 
     Parameters on the meta device get memory, block by block, and undefined values: `fill` is then called with the model
     to set them.
@@ -123,9 +123,9 @@ def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: An
 
 
 class OneForward:
-    """Calls functions as one forward of a sharded model, so that its weights are gathered during the calls. A call
-    inside another call is part of the same forward, in the precision of the gathered weights. Without gradients the
-    gathered weights are freed at the end of the outer call, if `frees`."""
+    """Calls functions as one forward pass of a sharded model, so that its weights are gathered during the calls. A call
+    inside another call is part of the same forward pass, in the precision of the gathered weights. Without gradients
+    the gathered weights are freed at the end of the outer call, if `frees`."""
 
     def __init__(
         self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]
@@ -147,8 +147,8 @@ class OneForward:
 
 
 class Inside(nn.Module):
-    """Calls `module`, a sharded model together with its loss, as one forward of `model`, so that gradients of weights
-    that the loss reads itself, such as those of the head, are reduced too."""
+    """Calls `module`, a sharded model together with its loss, as one forward pass of `model`, so that gradients of
+    weights that the loss reads itself, such as those of the head, are reduced too."""
 
     def __init__(self, model: nn.Module, module: nn.Module) -> None:
         super().__init__()
@@ -159,9 +159,9 @@ class Inside(nn.Module):
 
 
 def wrapped(module: nn.Module, model: nn.Module, mesh: Mesh, *, uses_all: bool) -> nn.Module:
-    """Return `module`, which computes the loss of a parallelized `model`, wrapped so that the backward sums gradients
-    over the processes. `uses_all` says that each forward uses all trainable parameters, so that DistributedDataParallel
-    need not look for unused ones."""
+    """Return `module`, which computes the loss of a parallelized `model`, wrapped so that the backward pass sums
+    gradients over the processes. `uses_all` says that each forward pass uses all trainable parameters, so that
+    DistributedDataParallel need not look for unused ones."""
     if isinstance(model, FSDPModule):
         return Inside(model, module)
     if mesh.count == mesh.replicate > 1:
@@ -191,8 +191,8 @@ def sum_of_bucket(_: object, bucket: distributed.GradBucket) -> torch.futures.Fu
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Return a context manager for the backward of one batch of a step with gradient accumulation; replicas sum their
-    gradients over the processes only in the backward of the `last` batch."""
+    """Return a context manager for the backward pass of one batch of a step with gradient accumulation; replicas sum
+    their gradients over the processes only in that of the `last` batch."""
     if isinstance(module, Inside):
         sharded: Any = module.model
         sharded.set_requires_all_reduce(last)

@@ -3,8 +3,8 @@ embedding, the last stage the final norm and the head. The batches of a step are
 of torch.distributed.pipelining (Narayanan et al. 2021, Megatron-LM, section 2.2).
 
 Every process of a pipeline reads the same batches, so only hidden states and their gradients are sent. The first and
-the last stage both hold a tied weight. They exchange its gradients after each step, and therefore make the same
-updates.
+the last stage both hold a tied weight. They exchange its gradients after the backward passes of each step, and
+therefore make the same updates.
 
 Shapes: B windows, T tokens of each, D d_model, V vocabulary.
 """
@@ -132,8 +132,9 @@ class Pipeline:
         """Accumulate the gradients of the batches of a step. The batches have equal shapes, and there are at least as
         many as stages. Returns the sum that `module`, the loss, reports in the last stage.
 
-        `count` divides the losses, `precision` makes the context of a forward, and `auxiliary` returns the auxiliary
-        loss of the experts of a stage in its last forward. Raises a UserError for a loss that reports further sums.
+        `count` divides the losses, `precision` makes the context of a forward pass, and `auxiliary` returns the
+        auxiliary loss of the experts of a stage in its last forward pass. Raises a UserError for a loss that reports
+        further sums.
         """
         rows, length = batches[0].tokens.shape
         key = len(batches), rows, length
@@ -150,7 +151,7 @@ class Pipeline:
         self.sum_tied()
         sums = [one["loss"] for one in step.reported]
         if others := [name for one in step.reported[:1] for name in one if name != "loss"]:
-            raise UserError(f"Cannot report {others[0]} from a pipeline, which reports only the loss: use another mesh")
+            raise UserError(f"Cannot report {others[0]} from a pipeline, which reports only the loss: use pipeline=1")
         loss = torch.stack([torch.zeros((), device=self.model.device), *sums]).sum().double()
         distributed.broadcast(loss, group=self.group, group_src=self.stages - 1)
         return {"loss": loss}
@@ -197,8 +198,8 @@ class PipelineStep:
 
 
 class WithLoss(torch.autograd.Function):
-    """The identity of the hidden states `x`, whose backward also starts the backward of `loss`, a scalar tensor (or a
-    float, without a backward)."""
+    """The identity of the hidden states `x`, whose backward pass also starts that of `loss`, a scalar tensor (or a
+    float, which has none)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, loss: Tensor | float) -> Tensor:
@@ -211,7 +212,7 @@ class WithLoss(torch.autograd.Function):
 
 
 class AccumulatingStage(PipelineStage):
-    """A stage whose shards sum gradients over replicas only in the last backward of a step."""
+    """A stage whose shards sum gradients over replicas only in the last backward pass of a step."""
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False

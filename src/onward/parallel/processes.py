@@ -302,7 +302,7 @@ class Processes(Alone):
         return self.sum([finite]) == [self.count]
 
     def checksum(self, model: nn.Module) -> str:
-        """Compute a hash of this process's weights, as hexadecimal text, that changes if any bit of them does."""
+        """Compute a hash of this process's weights, as hexadecimal text, that changes if a single bit of them does."""
         integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
         bits = (local(p).contiguous().view(integers[p.element_size()]) for p in model.parameters())
         sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]

@@ -48,7 +48,7 @@ class Stream:
         return (Own.apply(x, self.mesh) if divides_tokens(x.size(1), self.mesh.size()) else x), context
 
     def run(self, block: nn.Module, plain: Any, x: Tensor, context: AttentionContext) -> Tensor:
-        """Set `divided` for a block, also when activations are recomputed, and call its plain forward."""
+        """Compute a block with `divided` set, also when activations are recomputed."""
         self.divided = is_part(x, context)
         try:
             return plain(x, context)  # type: ignore[no-any-return]
@@ -68,7 +68,7 @@ class Stream:
         return Scatter.apply(y, self.mesh) if self.divided else Sum.apply(y, self.group)  # type: ignore[no-any-return]
 
     def weight(self, parameter: Tensor) -> Tensor:
-        """A parameter used between branches, such as a norm's weight: if tokens are divided, the backward sums its
+        """A parameter used between branches, such as a norm's weight: if tokens are divided, the backward pass sums its
         gradient."""
         return Copy.apply(parameter, self.group) if self.divided else parameter  # type: ignore[no-any-return]
 

@@ -2,10 +2,10 @@
 layer (Shoeybi et al. 2019, Megatron-LM).
 
 A branch (the attention or the feed-forward of a block) receives all tokens and returns a part of its output, which is
-summed over the processes. In the backward, the gradient of its input is summed as well. Inside a branch, each process
-has only one term of such a sum, so the gradients of parameters that every process has whole are also summed. Between
-branches each process has a part of the tokens (`stream.py`). Each process computes the entire final norm; the
-embedding and the head are divided (`vocabulary.py`).
+summed over the processes. In the backward pass, the gradient of its input is summed as well. Inside a branch, each
+process has only one term of such a sum, so the gradients of parameters that every process has whole are also summed.
+Between branches each process has a part of the tokens (`stream.py`). Each process computes the entire final norm; the
+embedding and the head are divided if n divides the vocabulary (`vocabulary.py`).
 
 Parameters are DTensors; while a module computes, it and its submodules see this process's part of each parameter as a
 plain tensor under its name.
@@ -185,7 +185,7 @@ class LocalParameter:
 
 
 class Locally:
-    """Hooks that replace DTensor parameters by this process's parts, as plain tensors, during the forward of a
+    """Hooks that replace DTensor parameters by this process's parts, as plain tensors, during the forward pass of a
     module."""
 
     def __init__(

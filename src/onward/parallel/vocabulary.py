@@ -1,5 +1,5 @@
 """The vocabulary divided over the processes of a tensor axis. Each process has some rows of the embedding and of the
-head, and some columns of the logits. Losses read these columns, so the full logits are never gathered (Shoeybi et al.
+head, and some columns of the logits. Losses read these columns without gathering the full logits (Shoeybi et al.
 2019, section 3).
 
 Shapes: N tokens, D d_model, V vocabulary, n processes.
@@ -53,7 +53,7 @@ class DividedScores(Scores):
 class Vocabulary:
     """The vocabulary of V tokens of a decoder, divided over the n processes of a mesh with one axis: this process has V
     / n rows of the embedding and of the head. The decoder's embedding looks up each token in the process that has its
-    row, and its `logits` gathers the logits of all processes; `scores` does not gather logits."""
+    row, and the decoder's `logits` gathers the logits of all processes; `scores` does not gather logits."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.group, self.part = mesh.get_group(), mesh.get_local_rank()

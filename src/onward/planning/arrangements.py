@@ -56,7 +56,8 @@ def tensor_sizes(config: DecoderConfig, count: int, neighbors: int = MACHINE) ->
 @dataclass(frozen=True)
 class StepTime:
     """The expected duration of a training step, in seconds: of the arithmetic, of communication that runs at the same
-    time (of shards and replicas), and of communication for which the arithmetic waits (of a context or tensor axis)."""
+    time (of shards and replicas), and of communication for which the arithmetic waits (of a pipeline, context or tensor
+    axis)."""
 
     arithmetic: float
     meanwhile: float

@@ -1,4 +1,5 @@
-"""The default mesh of processes: the first candidate in which each process needs no more memory than its device has."""
+"""The default mesh of processes: the first candidate in which each process safely fits into the memory of its
+device."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""The operations of decoders with parts from outside the package, counted by PyTorch in dry forwards of two lengths.
+"""The operations of decoders with parts from outside the package, counted by PyTorch in dry forward passes of two
+lengths.
 
 n tokens take a n + b n² operations: a operations for each token, in products with weights, and b for each pair of a
 query and a key.
@@ -23,7 +24,7 @@ from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.planning.dry import Shortened
 
-LENGTH, CHUNK = 8, 64  # tokens of the shorter forward; with recurrent layers, those of a chunk of their recurrence
+LENGTH, CHUNK = 8, 64  # tokens of the shorter forward pass; with recurrent layers, of a chunk of their recurrence
 
 
 def of_attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -36,7 +37,7 @@ KERNEL: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: of_at
 
 @dataclass(frozen=True)
 class CountedFlops:
-    """The operations of a forward: for one token by path of the module, and for one query and key by layer."""
+    """The operations of a forward pass: for one token by path of the module, and for one query and key by layer."""
 
     modules: dict[str, int]
     pairs: list[int]
@@ -45,8 +46,8 @@ class CountedFlops:
 
 @lru_cache(maxsize=64)
 def counted(config: DecoderConfig) -> CountedFlops:
-    """Count the operations of a forward. Uses fake tensors, without memory or computation, unless the code of its parts
-    reads values of tensors."""
+    """Count the operations of a forward pass. Uses fake tensors, without memory or computation, unless the code of its
+    parts reads values of tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -78,8 +79,8 @@ def counted_in(mode: Any, config: DecoderConfig) -> CountedFlops:
 
 
 def totals(model: nn.Module | Any, length: int) -> Counter[str]:
-    """Return the operations of a forward of `length` tokens, by path of the module; those of a module include its
-    children's."""
+    """Return the operations of a forward pass over `length` tokens, by path of the module; those of a module include
+    its children's."""
     tokens = torch.zeros(1, length, dtype=torch.int64)
     with torch.no_grad(), Shortened(), FlopCounterMode(display=False, custom_mapping=KERNEL) as counter:
         model(tokens)

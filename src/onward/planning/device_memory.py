@@ -101,9 +101,9 @@ def device_memory(
     if mesh.pipeline > 1:
         states = 4 * rows * length * config.d_model
         received, sent = (mesh.pipeline * states * neighbor for neighbor in (stage > 0, stage < mesh.pipeline - 1))
-        # after the forward of a recomputed batch, only the inputs of its blocks are kept, without cast weights
+        # after the forward pass of a recomputed batch, only the inputs of its blocks are kept, without cast weights
         held = states * (part.n_layers - (stage > 0)) if recompute else activations
-        others = mesh.pipeline - stage - 1  # batches whose backward comes later
+        others = mesh.pipeline - stage - 1  # batches whose backward pass comes later
         transient += others * held
         later = of_later_batch(dry, part, mesh, stage, param_groups if sharded else []).step.peak
         transient = max(transient, 4 * trained + (others - (stage == 0)) * held + later)
@@ -121,7 +121,7 @@ def device_memory(
 
 def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows: int, length: int) -> TrainingMemory:
     """Add the engine that samples `rows` completions of `length` tokens in each process."""
-    # unsharded, since gathers while decoding would need the same number of forwards in all processes
+    # unsharded, since gathers while decoding would need the same number of forward passes in all processes
     weights = weight_bytes(config) if mesh.shard > 1 else 0
     chunk = min(CHUNK, config.context_length)
     cache = cache_bytes(config, rows, min(length, config.context_length), torch.float32, chunk=chunk)
@@ -129,7 +129,7 @@ def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows:
 
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
-    """Add the queries and keys that norms over all heads gather and keep until the backward of their layer."""
+    """Add the queries and keys that norms over all heads gather and keep until the backward pass of their layer."""
 
     def of_layer(part: Attention) -> int:
         if not isinstance(part, SelfAttention) or part.qk_norm not in ("width", "heads"):

@@ -17,7 +17,7 @@ from onward.base.fields import nearest
 
 @dataclass(frozen=True)
 class Device:
-    """The limits of a device: bytes, bytes and operations per second, and bytes sent per second."""
+    """The limits of a device: memory in bytes, bandwidths in bytes per second, and operations per second."""
 
     memory: float
     bandwidth: float
@@ -45,7 +45,8 @@ FLOPS = {name: device.flops for name, device in DEVICES.items()}
 
 
 def device_flops(device: str, count: int = 1, share: float = 1.0) -> float:
-    """Operations per second of `count` devices that reach `share` (0 to 1) of their peak in bf16."""
+    """Operations per second of `count` devices that reach `share` (0 to 1) of their peak in bf16 or, on devices without
+    bf16, in fp16."""
     if device not in FLOPS:
         raise UserError(f"device is {device!r}: {nearest(device, FLOPS)}")
     return count * share * FLOPS[device]

@@ -98,7 +98,7 @@ class Shortened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
             return EvenSplit(args[0].numel(), (kwargs or {})["minlength"])
-        if func is Tensor.backward:  # recomputed forwards need the mode, which is off while it handles a call
+        if func is Tensor.backward:  # recomputed forward passes need the mode, which is off while it handles a call
             with Shortened():
                 ones = (torch.ones_like(args[0]),)
                 return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
@@ -135,10 +135,10 @@ class DryStep:
     """The memory that a step uses in addition to the weights; without a loss, only `embedding` and `blocks`."""
 
     embedding: Segment
-    blocks: list[Segment]  # the forward of each layer
-    head: Segment = Segment(0, 0)  # last norm, logits and loss, and their backward
-    backward: Sequence[Segment] = ()  # backward of each layer, from the last to the second
-    end: Segment = Segment(0, 0)  # backward of the first layer and of the embedding
+    blocks: list[Segment]  # the forward pass of each layer
+    head: Segment = Segment(0, 0)  # last norm, logits and loss, and their backward passes
+    backward: Sequence[Segment] = ()  # backward pass of each layer, from the last to the second
+    end: Segment = Segment(0, 0)  # backward passes of the first layer and of the embedding
 
     @property
     def forward(self) -> Segment:
@@ -179,7 +179,7 @@ def dry_step(
     parts: int = 1,
     context: int = 1,
 ) -> DryStep:
-    """Measure the memory of a forward or, with a `loss`, of a Trainer's step on `rows` texts of `length` tokens,
+    """Measure the memory of a forward pass or, with a `loss`, of a Trainer's step on `rows` texts of `length` tokens,
     without data or computation. Weights are in fp32 (with `low_blocks`, those of blocks in `autocast`). `parts`
     processes divide the tokens between attention and feed-forward, and `context` processes divide all tokens."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -227,7 +227,7 @@ def dry_step(
         with fake, live, Shortened():
             total.backward()
     cut()
-    # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's
+    # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first block with the embedding
     count = 2 * len(chosen)
     first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # includes the masks that layers share
     second = {kind: cuts[2 + 2 * i] for i, kind in enumerate(chosen)}

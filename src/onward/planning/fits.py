@@ -29,7 +29,8 @@ SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """The warning that runs do not determine the constants of a scaling law."""
+    """The warning that a fit to these runs is unreliable, for example because they do not determine the constants of a
+    law."""
 
 
 class RunPoint(NamedTuple):
@@ -119,7 +120,7 @@ def checked(runs: Sequence[RunPoint]) -> None:
         if not all(np.isfinite(run)) or min(run) <= 0:
             raise UserError(
                 f"Cannot fit a law to run {number} with {run.parameters:g} parameters, {run.tokens:g} "
-                f"tokens and loss {run.loss}: leave out runs without a loss"
+                f"tokens and loss {run.loss}: leave this run out"
             )
     for run, other in product(runs, runs):
         if run.parameters == other.parameters and run.tokens < other.tokens and run.loss < other.loss:
@@ -175,7 +176,8 @@ def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> L
     Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
     The intervals come from `resamples` random resamplings of the runs (drawn with `seed`); each fit starts from the
-    best law. Raises a UserError for fewer than four runs and for losses that are not numbers.
+    best law. Raises a UserError for fewer than four runs, for numbers that are not positive and finite, and if all runs
+    have the same size or number of tokens.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):

@@ -1,4 +1,4 @@
-"""All fits to the same runs: L(N, D), the parabolas of each budget, and the loss as a power of the operations."""
+"""All fits to the same runs: L(N, D), the parabola of each budget, and the loss as a power of the operations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class FittedLaw:
         return LARGER * max(run.flops for run in self.runs)
 
     def forecast(self) -> Forecast | None:
-        """Predict the loss of the best model for ten times the largest run's operations."""
+        """Predict the loss of the best model for ten times the largest run's operations; None if the runs do not
+        determine the law."""
         return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
 
     def plain(self) -> dict[str, Any]:

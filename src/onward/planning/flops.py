@@ -89,7 +89,7 @@ def part_of(name: str, in_stack: bool) -> str:
 
 
 def weight_flops(config: DecoderConfig) -> int:
-    """Count the operations per token of the forward's products with weights, the output head included."""
+    """Count the operations per token of a forward pass in products with weights, the output head included."""
     return sum(part.flops for part in part_sizes(config))
 
 
@@ -114,7 +114,7 @@ def layer_flops(config: DecoderConfig, decoding: bool = False) -> list[tuple[Att
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
-    """Count the operations of the forward for a token that attends to `keys` keys, logits included."""
+    """Count the operations of the forward pass for a token that attends to `keys` keys, logits included."""
     return weight_flops(config) + attention_flops(config, keys)
 
 
@@ -138,8 +138,9 @@ def mean_keys(length: int, window: int = 0, chunked: bool = False) -> float:
 
 
 def training_flops(config: DecoderConfig, length: int, recompute: bool = False) -> float:
-    """Count the operations per token of a training step on texts of `length` tokens: three times those of the forward,
-    since the backward computes two gradients for each product. With `recompute`, blocks have a second forward."""
+    """Count the operations per token of a training step on texts of `length` tokens: three times those of the forward
+    pass, since the backward pass computes two gradients for each product. With `recompute`, blocks have a second
+    forward pass."""
     head = sum(part.flops for part in part_sizes(config) if part.name == "head")
     forward = weight_flops(config) + causal_attention_flops(config, length)
     return 3 * forward + (forward - head if recompute else 0)

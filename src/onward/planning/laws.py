@@ -131,7 +131,7 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model, at most as large as the compute-optimal one, that reaches the same loss with more tokens."""
+    """A model that is at most as large as the compute-optimal one and reaches the same loss."""
 
     parameters: float
     tokens: float

@@ -13,7 +13,7 @@ from onward.base.limits import memory_size
 from onward.kernels.operations import linear
 from onward.planning.memory import DTYPES
 
-READ = 1 << 28  # bytes of an array that no processor's cache holds
+READ = 1 << 28  # bytes of an array that is larger than the caches of most processors
 READ_BY_GPU = 1 << 31  # on a GPU: so large that the start of a kernel is negligible
 SIDES = [1 << i for i in range(8, 14)]  # sizes of the square matrices that are multiplied
 LONG = 0.1  # maximum expected seconds of a product
@@ -41,7 +41,7 @@ def wait(device: torch.device) -> None:
 
 @torch.inference_mode()
 def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
-    """Measure the bytes per second that all CPU threads, or `device`, read; `size` 0: more than any cache holds."""
+    """Measure the bytes per second that all CPU threads, or `device`, read; `size` 0: larger than most caches."""
     device = device or torch.device("cpu")
     size = size or (READ if device.type == "cpu" else READ_BY_GPU)
     array = torch.ones(size // 4096, 1024, device=device)
@@ -53,8 +53,8 @@ def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
 @torch.inference_mode()
 def peak_flops(dtype: torch.dtype, device: torch.device | None = None, *, kernels: bool = False) -> float:
     """Measure the floating-point operations per second of a square matrix product in `dtype`: the best of several
-    calls, at the largest size whose product is expected to take at most 0.1 seconds. With `kernels`, Onward's own
-    kernels are also measured; generation uses them, training does not."""
+    calls, at sizes up to the largest whose product is expected to take at most 0.1 seconds. With `kernels`, Onward's
+    own kernels are also measured; generation uses them, training does not."""
     device, best = device or torch.device("cpu"), 0.0
     for side in SIDES:
         a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))

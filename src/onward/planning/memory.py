@@ -87,18 +87,19 @@ class GenerationMemory:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The memory of training, in bytes: the peak is below the sum, as activations are freed during the backward."""
+    """The memory of training, in bytes: the peak is below the sum, as activations are freed during the backward
+    pass."""
 
     weights: int
     gradients: int
     optimizer: int
-    activations: int  # activations that the forward keeps for the backward
-    at_loss: int  # activations and temporary tensors, until the backward of the blocks begins
+    activations: int  # activations that the forward pass keeps for the backward pass
+    at_loss: int  # activations and temporary tensors, until the backward pass of the blocks begins
     transient: int  # peak of gradients, activations and temporary tensors
     holes: int
     gathered: int = 0  # part of `transient`: weights that shards gather while they compute
     engine: int = 0  # full weights of an engine that samples during training, in addition to shards
-    cache: int = 0  # the engine's cache, before the forward of a step
+    cache: int = 0  # the engine's cache, before the forward pass of a step
 
     @property
     def peak(self) -> int:
@@ -140,8 +141,8 @@ def hidden_parameters(config: DecoderConfig) -> Iterator[tuple[int, nn.Parameter
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks, and with
-    NorMuon also a number per row; for "module:Class", the state that one step creates."""
+    """Bytes of the state: two fp32 moments per parameter; with Muon, one moment for the matrices inside the blocks, and
+    with NorMuon also a number per row; for "module:Class", the state that one step creates."""
     if ":" in optimizer:
         each = [(count, p) for module, count in modules(config) for p in module.parameters() if p.requires_grad]
         return sum(count * state_of(optimizer, tuple(parameter.shape)) for count, parameter in each)
@@ -164,9 +165,8 @@ def training_memory(
 ) -> TrainingMemory:
     """Compute the memory of training on batches of `rows` windows of `length` tokens, as a Trainer allocates it; `loss`
     is the function of model and batch that it minimizes, `precision` such as "fp32" or "bf16", `optimizer` "adamw",
-    "muon", "normuon" or "module:Class". With `recompute`, only the inputs of blocks are kept for the
-    backward; `holes` is the memory lost to fragmentation, as a share of activations, gradients and temporary
-    tensors."""
+    "muon", "normuon" or "module:Class". With `recompute`, only the inputs of blocks are kept for the backward pass;
+    `holes` is the memory lost to fragmentation, as a share of activations, gradients and temporary tensors."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer in MATRIX_OPTIMIZERS:

@@ -27,7 +27,7 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
-    """The configuration of a release, as `find` returns it, or of a config.json."""
+    """The configuration that `find` returns, or that of a config.json."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
@@ -55,7 +55,7 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 def catalog(part: str = "") -> Iterator[dict[str, Any]]:
-    """All families with their releases; only those releases whose names contain `part`."""
+    """Families with their releases; with `part`, only the releases whose names contain it, and their families."""
     for name, module in sorted(modules().items()):
         named = (preset for preset in presets().values() if preset.family == name and part in preset.name)
         of_family = [(preset, preset.config) for preset in named]

@@ -27,18 +27,20 @@ def read_table(path: Path) -> list[RunPoint]:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read {path} ({error}): name a table") from None
+        raise UserError(f"Cannot read {path} ({error}): name a .csv or .tsv file") from None
     rows = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
     names = {name.strip().lower(): name for name in rows.fieldnames or ()}
     columns = {what: names[alias] for what, aliases in COLUMNS.items() for alias in reversed(aliases) if alias in names}
     for what, others in (("parameters", ""), ("tokens", "flops"), ("loss", "")):
         if not {what, others} & set(columns):
-            raise UserError(f"{path} has no column {what} (it has {', '.join(names) or 'none'}): rename that column")
+            raise UserError(
+                f"{path} has no column {what} (it has {', '.join(names) or 'none'}): give the right one this name"
+            )
     return [of_row(row, columns, f"{path}, line {rows.line_num}") for row in rows]
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> RunPoint:
-    """`columns` names the column of each quantity, `where` names the row in error messages."""
+    """Return the run in a row; `columns` names the column of each quantity, `where` names the row in error messages."""
     if None in row:
         raise UserError(f"{where} has more cells than the table has columns: write numbers without commas")
     numbers = {}

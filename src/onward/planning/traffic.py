@@ -64,8 +64,8 @@ def collectives(
     stage: int | None = None,
 ) -> list[Collective]:
     """The communication of a training step in which each device trains on a batch of `rows` windows (in a pipeline, on
-    as many batches as there are stages), by default in the stage that sends most. Replicas sum gradients in buckets,
-    which count as one call."""
+    as many batches as there are stages), by default in the stage that sends most. DDP sums gradients in buckets, which
+    count as one call."""
     if stage is None:
         options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute}
         stages = (collectives(config, mesh, rows, length, **options, stage=i) for i in range(mesh.pipeline))
@@ -104,7 +104,7 @@ def of_pipeline(
 
 
 def of_shards(param_groups: list[ParameterGroup], mesh: Mesh, precision: str) -> Iterator[Collective]:
-    # blocks are gathered in the forward and again in the backward; gradients are summed in fp32
+    # blocks are gathered in the forward pass and again in the backward pass; gradients are summed in fp32
     make = partial(Collective, "shard")
     for group in param_groups:
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
@@ -121,7 +121,7 @@ def of_replicas(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Coll
 
 
 def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """`width`: bytes of one element in all tokens of a batch; `again`: forwards in a step."""
+    """`width`: bytes of one element in all tokens of a batch; `again`: forward passes in a step."""
     part = narrowed(config, mesh.tensor)
     entries = [math.prod(shape) for layer in kept(part) for shape in layer.entries.values()]
     make, n, total = partial(Collective, "context"), mesh.context, width * sum(entries)
@@ -200,7 +200,7 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
 
 @dataclass
 class EndSizes:
-    """Bytes of the embeddings, of the first block's input, of the last block's output, of the head's input."""
+    """Bytes of the embeddings, of the first block's input, of the last block's output, and of the head's input."""
 
     embedded: int = 0
     first: int = 0
@@ -211,7 +211,7 @@ class EndSizes:
 @dataclass
 class BranchSizes:
     """Bytes of the outputs and inputs of one block's attention and feed-forward, in their order. `ends_early`: a
-    recomputation stops before the last output, which no backward reads."""
+    recomputation stops before the last output, which no backward pass reads."""
 
     outputs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)

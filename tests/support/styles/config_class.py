@@ -1,4 +1,5 @@
-"""A class with a config object, fused attention and packed projections; without targets it returns the last logits."""
+"""A class with a config object, fused attention and packed projections; without targets it returns the last token's
+logits."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Linear biases for positions, packed projections by head, parallel branches, and a custom loss."""
+"""Linear biases for positions, packed projections by head, parallel branches, and a dict as the result."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""PyTorch's own encoder layers under a causal mask, with sinusoidal positions and norms before or after."""
+"""PyTorch's own encoder layers under a causal mask, with sinusoidal positions and norms after each branch."""
 
 import math
 

@@ -1,4 +1,4 @@
-// Functions that the scripts of all figures share. A script adds a function to `kinds`, which fills a figure from its numbers.
+// Functions that the scripts of all figures share. A script adds to `kinds` a function that fills a figure from its numbers.
 const kinds = {}
 
 const node = (name, attributes = {}, ...children) => {
@@ -15,7 +15,7 @@ const drawn = (name, attributes = {}, ...children) => {
   return made
 }
 let controls = 0
-// A slider with a label, over a range or over `stops`; `text` turns its value into words.
+// A slider with a label, over a range or over `stops`; `text` formats its value.
 const slider = (parent, name, { stops, min = 0, max = stops.length - 1, step = 1, value, text = String }, changed) => {
   const id = `interactive-${++controls}`
   const input = node("input", { type: "range", id, min, max, step }), output = node("span", { class: "value", "aria-hidden": "true" })  // the slider itself announces the value

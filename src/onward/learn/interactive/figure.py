@@ -1,7 +1,7 @@
 """Interactive figures of the chapters: numbers from Python, and a script that draws them and responds to sliders.
 
 A figure has the same HTML on the site, in a notebook and on a separate page. Its file, such as 09-samplers.json next
-to the chapter, holds its numbers; `python -m docs.site.outputs` writes it.
+to the chapter, holds its texts and numbers; `python -m docs.site.outputs` writes it.
 """
 
 import html
@@ -35,7 +35,7 @@ class InteractiveFigure:
 
     kind: str  # for example, samplers is drawn by samplers.js
     title: str
-    about: str  # suggestions to try, in one or two sentences
+    about: str  # how to read or use the figure
     data: Mapping[str, Any]  # JSON
 
     def html(self) -> str:
@@ -51,7 +51,7 @@ class InteractiveFigure:
         return page_of(self.html(), visible(self.title))
 
     def write(self, path: Path) -> None:
-        """Write the page (.html) or the numbers (.json)."""
+        """Write the figure as a page (.html) or as JSON (.json)."""
         if path.suffix not in (".html", ".json"):
             raise UserError(f"Cannot write {path}: choose a name that ends in .html or .json")
         with atomic_write(path) as new:
@@ -79,7 +79,7 @@ def with_figures(chapter: Chapter, text: str, shown: Callable[[InteractiveFigure
 
 @cache
 def read_figure(path: Path) -> InteractiveFigure:
-    """Read the numbers that `InteractiveFigure.write` wrote."""
+    """Read a figure that `InteractiveFigure.write` wrote as JSON."""
     return InteractiveFigure(**json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -1,4 +1,4 @@
-// A mask, selected by packing and window, and the tokens that layers with this mask reach.
+// A mask, selected by packing and by window or chunk, and the tokens that layers with this mask reach.
 kinds.masks = (body, { length, kinds: names, masks }) => {
   const knobs = body.appendChild(node("div", { class: "controls" }))
   const documents = slider(knobs, "packed documents", { min: 1, max: masks.length, value: 1 }, () => draw())

@@ -1,4 +1,4 @@
-// The steps of one token: a title, a shape, a formula, a text, and panels of numbers.
+// The steps of one token, each with a title, a shape, possibly a formula, a text, and panels of numbers.
 kinds.stepper = (body, { steps }) => {
   const shown = value => value === null ? "" : value.toFixed(2).replace(/^-(0\.00)$/, "$1")
   const matrix = ({ title, rows, columns, values, texts }) => {

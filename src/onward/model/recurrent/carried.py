@@ -29,7 +29,7 @@ class Carried:
 
     @staticmethod
     def of(context: AttentionContext) -> Carried:
-        """Raises a UserError if a row has branches: a state cannot return to where a branch began."""
+        """On a CPU, raises a UserError if a row has branches: a state cannot return to where a branch began."""
         segments, positions = context.mask.segments, context.mask.query_positions
         if isinstance(context.cache, StateLayerCache) and isinstance(context.indices, StateSlots):
             suffix = context.indices.numbered(context.cache, "")
@@ -67,8 +67,9 @@ def by_token(outputs: Tensor) -> Tensor:
 
 class Recurrence(nn.Module):
     """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its outputs (B, T, H, F), in the
-    order of value heads. Tokens are computed in chunks up to the first state to keep, and one at a time after it, or if
-    all states are kept. Hooks of `last` reach the state after the last column of the call, (B, H, E, F)."""
+    order of value heads. Tokens are computed in chunks up to the first state to keep and one at a time after it, all
+    one at a time if all states are kept. Hooks of `last` reach the state after the last column of the call, (B, H, E,
+    F)."""
 
     def __init__(self) -> None:
         super().__init__()

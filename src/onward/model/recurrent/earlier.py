@@ -1,8 +1,8 @@
 """Access to earlier tokens in parts of your own: vectors of earlier tokens (`previous`), and a state that each token
 changes (`scan`).
 
-Both read and write states of the cache, one for each call in a layer; the decoder's first forward finds these states.
-They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
+Both read and write states of the cache, one for each call in a layer; the decoder's first forward pass finds these
+states. They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps.
 """
@@ -24,8 +24,8 @@ def carried_by(context: AttentionContext, x: Tensor) -> Carried:
     the tokens of a text, since each then has only some of them."""
     if x.size(1) != context.num_tokens:
         raise UserError(
-            f"Cannot read earlier tokens of {context.num_tokens} in a process that has {x.size(1)} of them, because "
-            "the axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
+            f"Cannot read earlier tokens in a text of {context.num_tokens}, of which this process has {x.size(1)}, "
+            "because the axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
         )
     return Carried.of(context)
 

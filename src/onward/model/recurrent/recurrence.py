@@ -9,7 +9,7 @@ With β this is the gated delta rule (Yang et al. 2024, arXiv:2412.06464), with 
 Attention (arXiv:2510.26692), without β Mamba-2 (Dao and Gu 2024, arXiv:2405.21060).
 
 Shapes: B rows, T tokens, G key heads, R value heads that share a key head, E and F as above, C tokens of a chunk, N
-chunks. A dimension R of 1 in keys and queries is shared by the value heads.
+chunks. In keys and queries, dimension R has size 1: the value heads share them.
 """
 
 from __future__ import annotations

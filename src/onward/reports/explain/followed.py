@@ -1,6 +1,6 @@
 """The token that `onward explain` follows through a decoder, with its activations and panels that show them.
 
-Shapes: T tokens, H heads, E d_head. Every number is a traced activation.
+Shapes: T tokens, H heads, E d_head. The numbers come from traced activations.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.tracing.names import activation_names
 from onward.tracing.trace import Trace, trace
 
-NUMBERS, HEADS = 10, 8  # largest number of elements of a vector, and of heads, that are shown
+NUMBERS, HEADS = 10, 8  # largest number of elements of a vector, and of heads with vectors, that are shown
 KEYS = 40  # largest number of keys that are shown
 OUTSIDE_BLOCKS = ("embed", "embed_norm", "position", "norm", "norm.scale", "logits")
 OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
@@ -79,7 +79,8 @@ class Followed:
         )
 
     def of_heads(self, title: str, x: Tensor, scale: ColorScale | None = None, reading: str = "") -> Panel:
-        """A row per head, a column for each of the last KEYS tokens up to the followed one; x (H, p + 1)."""
+        """A row for each of the first heads, a column for each of the last KEYS tokens up to the followed one; x (H, p
+        + 1)."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()

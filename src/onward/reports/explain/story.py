@@ -71,7 +71,7 @@ class Story:
         )
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the page (.html), or titles, texts and numbers (.json)."""
+        """Write the page (.html), or titles, shapes, texts and numbers (.json)."""
         if path.suffix == ".json":
             steps = [
                 {

@@ -19,7 +19,7 @@ WEIGHT = ColorScale(1, root=True, unit="attention weight", faint=True)  # tokens
 LEAST = 0.05  # weight of the faintest arrow
 MOST = 64  # largest number of tokens in a picture
 BETWEEN = 10.0  # pixels between tokens
-LISTED = 3  # number of weights listed for each token in a terminal
+LISTED = 3  # largest number of weights listed for each token in a terminal
 
 
 def arrows(title: str, pieces: Sequence[str], weights: ArrayLike) -> Panel:

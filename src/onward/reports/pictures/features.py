@@ -22,8 +22,8 @@ from onward.text.tokenizer import Tokenizer
 from onward.tracing.trace import trace
 
 SHOWN, TEXTS = 10, 3  # number of features, and of texts for each
-BEFORE, AFTER = 12, 4  # tokens of a text before and after the one at which the feature is strongest
-BETWEEN = " ¦ "  # texts
+BEFORE, AFTER = 12, 4  # tokens of a text before the one at which the feature is strongest, and from this one on
+BETWEEN = " ¦ "  # separates texts
 
 
 def features(

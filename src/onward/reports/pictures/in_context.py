@@ -6,12 +6,13 @@ from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import bars, curves, unique
 from onward.reports.pictures.picture import LINE_MARKS, Picture
 
-DRAWN = 6  # curves
+DRAWN = 6  # largest number of curves
 
 
 def in_context(shots: Shots, alternatives: LikelyAnswers) -> Picture:
-    """Draw how solved examples in the prompt (`shots`) change a model's answers to a question: the probability of each
-    answer in `alternatives` over the number of examples, and the probabilities of all answers with all examples."""
+    """Draw how solved examples in the prompt (`shots`) change a model's answers to a question: the probabilities of up
+    to six answers in `alternatives` over the number of examples, and the probabilities of all answers with all
+    examples."""
     names = [shown(answer) for answer in alternatives.answers]
     last = unique(names, [row[-1] for row in alternatives.probabilities])
     panels = []

@@ -64,8 +64,8 @@ def isoflops(law: LossLaw, runs: Sequence[RunPoint], profiles_of_runs: Sequence[
 def fit_picture(
     fit: LossFit, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
-    """Draw a law fitted to runs: the loss by budget, IsoFLOP curves, best sizes (unless the runs do not determine the
-    law), and residuals."""
+    """Draw a law fitted to runs: IsoFLOP curves, residuals and, if the runs determine the law, the loss and the best
+    sizes by budget."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []
