@@ -1,8 +1,9 @@
-"""The layouts of published data sets: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
+"""Convert rows in the layouts of published data sets (ShareGPT, Alpaca, OpenAI messages and others) to the records that
+forms read.
 
-A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
-Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that are not part of the layout are
-kept."""
+A record has `messages`; a `prompt`, perhaps with a `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or a
+`text`. Completions and texts may have a `label`. Messages are lists of {"role": ..., "content": ...} with texts as
+contents. Fields that are not part of the layout are kept."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -150,7 +150,8 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
         )
     if len(counts := sorted({of for _, of in numbers})) > 1:
         raise UserError(
-            f"Cannot join {folder}, because it has parts of {' and of '.join(map(str, counts))}: remove the wrong ones"
+            f"Cannot join {folder}, because its parts come from preparations on {' and '.join(map(str, counts))} "
+            "machines: remove the wrong parts"
         )
     paths = [part_folder(folder, MachinePart(number, counts[0])) for number in range(1, counts[0] + 1)]
     if missing := [path.name for path in paths if not (path / PART).exists()]:
@@ -169,7 +170,7 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def collect(part: Path, work: Path, number: int) -> None:
-    """Link or copy the files of a unit of work from `part` to `work`, and check their checksums."""
+    """Link or copy the files of a unit of work from `part` to `work`, and check the checksums of its shard."""
     record = read_json(part / "parts" / f"{number:05}.json")
     shard = record["shard"]
     files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]

@@ -178,8 +178,8 @@ def encode(
     """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
     index after each document's last token, (documents,) uint64.
 
-    A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks in
-    text, which change no ids if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest.
+    A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks; the
+    ids stay the same if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest encoder.
     """
     encode_batch = encode_batch or encoder(tokenizer)
     dtype = np.dtype(id_dtype(tokenizer))

@@ -4,7 +4,8 @@ A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
 - `BASE`: the prefix of all tensor names except the head's, which some published files leave out,
-- `ALSO`, `published(config, stored)` (optional): parts of names -> those of some files; the stored tensors, cut anew,
+- `ALSO` (optional): parts of tensor names -> their replacements in some files,
+- `published(config, stored)` (optional): the stored tensors, divided as `names` expects,
 - `IGNORED`: a regular expression for tensors of old files that are not weights (masks, inverse frequencies),
 - `PRESETS`: published releases by name, as the keys of their config.json that differ from transformers' defaults, or
   as a DecoderConfig if transformers has no such class,
@@ -127,7 +128,8 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def of_its_name(model_type: str) -> Family | None:
-    """Return the family whose file has the name of the model_type, as most have: one import instead of a hundred."""
+    """Return the family whose file is named after the model_type, which takes one import instead of all; None if there
+    is no such file."""
     name = model_type.replace("-", "_")
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or importlib.util.find_spec(f"{__name__}.{name}") is None:
         return None
@@ -137,7 +139,7 @@ def of_its_name(model_type: str) -> Family | None:
 
 def family(model_type: str) -> Family:
     """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
-    missing, or suggests the nearest known one."""
+    missing, or suggests the nearest known model_type."""
     if (module := of_its_name(model_type)) is not None:
         return module
     if model_type not in families():
