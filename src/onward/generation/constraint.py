@@ -45,8 +45,8 @@ def constraint(
     if all are empty.
 
     Regular expressions use the syntax of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises
-    a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
+    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises a
+    UserError for an option that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
     token ids that are allowed only where the answer is complete.
     """
     language = language_of(tokenizer, options)
@@ -147,7 +147,7 @@ class Language:
         return matcher
 
     def unspelled(self, vocab: Vocabulary) -> list[str]:
-        """Return a smallest set of characters that the tokens of `vocab` lack to spell an allowed text, for an error
+        """Return a minimal set of characters that the tokens of `vocab` lack to spell an allowed text, for an error
         message.
 
         Only characters of the expression or schema (and, for a schema, of JSON) are tried; the list is empty if they do

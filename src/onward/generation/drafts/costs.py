@@ -6,7 +6,7 @@ from onward.config.decoder import at
 from onward.config.feedforward_parts import Experts
 from onward.model.decoder import Decoder
 
-COST = 0.06  # of one more token, relative to a step; measured for dense models of 30 and 124 million parameters
+COST = 0.06  # time of verifying a token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
 INTEGERS = 0.3  # COST with integer weights, which fewer than four rows read one after the other
 
@@ -20,6 +20,6 @@ def cost_of(model: Decoder) -> float:
 
 
 def has_integer_weights(model: Decoder) -> bool:
-    """Return whether layers are quantized: a matmul of four or more rows then rounds differently from one of fewer
-    rows."""
+    """Return whether layers of the last block are quantized: a matmul of four or more rows then rounds differently from
+    one of fewer rows."""
     return any(hasattr(module, "precision") for module in model.blocks[-1].modules())

@@ -87,7 +87,8 @@ class PacedDraft:
         self.manager = self.draft.manager
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of `lengths` tokens for each request for which it pays."""
+        """Return a proposal of one of `lengths` tokens for each request for which this saves time, else an empty
+        one."""
         accounts = [self.settled(request) for request in requests]
         wanted = [self.length(*each) for each in zip(requests, accounts, room)]
         if len(requests) > self.most_rows or not any(wanted):
@@ -121,8 +122,8 @@ class PacedDraft:
         return account
 
     def length(self, request: Request, account: Account, room: int) -> int:
-        """Return the number of tokens to propose next for a request: 0 if a logits processor, an open trace or an edit
-        would see tokens that may be refused."""
+        """Return the number of tokens to propose next for a request: 0 if its balance is used up, if no length fits, or
+        if a logits processor, an open trace or an edit would see tokens that may be refused."""
         if account.balance < 0 or request.sampling.processors or OPEN.get():
             return 0
         return max((n for n in self.lengths[: account.level + 1] if n <= room), default=0)
