@@ -84,7 +84,7 @@ def variables(values: Mapping[str, Any]) -> dict[str, Any]:
     more = values.get("chat_template_kwargs") or {}
     if not isinstance(more, Mapping) or {"messages", "tools", "add_generation_prompt"} & more.keys():
         raise UserError(
-            f"chat_template_kwargs is {shown(more)}: give an object with other variables of the chat template than "
+            f"chat_template_kwargs is {shown(more)}: give an object with variables of the chat template other than "
             "messages, tools and add_generation_prompt"
         )
     given = {str(name): value for name, value in more.items() if value is not None}
@@ -107,7 +107,7 @@ def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequ
         if values.get("label") in (0, False):
             raise UserError(
                 f"cannot train its completion, because its label {values['label']!r} marks an unwanted answer: use "
-                "kto, or remove the record"
+                "the method kto, or remove the record"
             )
         if isinstance(completion := values["completion"], str):
             check_text(completion, "answer")

@@ -63,7 +63,8 @@ def prepare_part(
     sizes: PieceSizes = SIZES,
 ) -> Path:
     """Encode one machine's share of a preparation, and return its folder. The arguments are those of `prepare`;
-    `folder` is the folder to which the parts will be joined. An interrupted part continues with the same arguments."""
+    `folder` is the folder to which the parts will be joined. An interrupted part continues if the same arguments are
+    given again."""
     check_named(sources)
     if streams := [source for source in sources if is_stream(source)]:
         raise UserError(
@@ -186,8 +187,8 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` writes them again, without documents
-    that are duplicates of those in other parts. `kept` (N,): whether each document of the unit was encoded."""
+    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` writes them again, without duplicates.
+    `kept` (N,): whether each document of the unit was encoded."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

@@ -36,7 +36,7 @@ SAMPLES, SAMPLE_CHARS = 3, 200  # most dropped documents per reason in the repor
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """Documents of about `PieceSizes.piece_chars` characters in total, or a part of a larger document."""
+    """Documents of at most about `PieceSizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int

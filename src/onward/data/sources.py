@@ -83,7 +83,7 @@ def documents(
     A source is a file, a folder (its files of known formats, recursively, sorted by name, without hidden ones), a glob,
     `-` for standard input, a named pipe, the name of a corpus (see `onward data list`), or `hf://` followed by the
     arguments of `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or
-    .parquet, each also as .gz, .bz2, .xz or .zst; upper and lower case are the same.
+    .parquet, each also as .gz, .bz2, .xz or .zst, in upper or lower case.
 
     The text of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks is extracted; with `raw`, text
     formats among these are read unchanged. A line that occurs in at least the share `repeated_lines` of such files of a

@@ -162,8 +162,7 @@ class ValidationWindows:
 
     @checked
     def batches(self, size: Size) -> Iterator[Batch]:
-        """Yield batches of `size` windows, all windows in order; each batch is read when it is
-        requested."""
+        """Yield all windows in order, in batches of at most `size` windows; each batch is read when it is requested."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 

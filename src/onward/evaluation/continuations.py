@@ -60,7 +60,7 @@ def pair_of(
         first, tokens = tokenizer.prefix_id, tokenizer.encode(continuation, special=False)
         if first is None or not tokens:
             missing = "text that continues it" if first is not None else "token that begins or ends texts"
-            raise UserError(f"a question has an empty context and no {missing}: give it a context")
+            raise UserError(f"a question has an empty context, and there is no {missing}: give it a context")
         return Pair((first,), tuple(tokens[1:] if tokens[0] == first and len(tokens) > 1 else tokens))
     before, full = encode(stripped), encode(stripped + continuation)
     if len(full) < 2:

@@ -15,8 +15,6 @@ A family file defines
 - `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions (theirs
   to ours, ours to theirs). If ours is a list, their tensor fuses our tensors along the rows; if theirs is a list, our
   tensor stacks theirs.
-
-Nothing else in Onward depends on a family's name.
 """
 
 from __future__ import annotations
@@ -222,7 +220,7 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
     """Yield the rows of the name mapping for the weight and the bias of a linear layer: `their` is its name in files,
-    `our` its name in Onward, or a list of names if files fuse several layers to one. `fix` is empty or one pair of
+    `our` its name in Onward, or a list of names if files fuse several layers into one. `fix` is empty or one pair of
     functions that convert values to Onward's and back."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"

@@ -66,7 +66,7 @@ def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...
 def mixture_keys(
     c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({}), *, shared: bool = True
 ) -> dict[str, Any]:
-    """The inverse of `mixture`. `names` maps a family's own names of keys to DeepSeek's; `shared`: whether
+    """The inverse of `mixture`. `names` maps a family's own keys to DeepSeek's; `shared`: whether
     transformers' class has a shared expert."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))

@@ -1,4 +1,4 @@
-"""GPT-Neo (Black et al. 2021): an open GPT-3 without a scale of the scores and without biases of q, k and v."""
+"""GPT-Neo (Black et al. 2021): an open GPT-3 with unscaled attention scores and without biases of q, k and v."""
 
 from collections.abc import Iterator
 from typing import Any

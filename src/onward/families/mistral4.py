@@ -1,4 +1,4 @@
-"""Mistral Small 4: DeepSeek-V3 with softmax routing and Ministral 3's factor of queries (Mistral AI 2026)."""
+"""Mistral Small 4: DeepSeek-V3 with softmax routing and Ministral 3's scaling of queries (Mistral AI 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

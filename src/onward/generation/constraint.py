@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes or, with the flag u, characters
-MOST_STATES = 50_000  # states of a constraint's expressions; each takes 1 to 2 kB
+MOST_STATES = 50_000  # maximum number of states of a constraint's expressions; each takes 1 to 2 kB
 TOO_LARGE = "it is too large: use fewer alternatives, optional properties and nested repetitions"
 LIMITS = re.compile(
     r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE
@@ -104,8 +104,8 @@ class Language:
             self.grammar = f"{ALL_TOKENS}start: {rule(self.schema.schema)}"
 
     def start(self, vocab: Vocabulary, hint: str = "") -> State:
-        """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError for an expression
-        or schema that llguidance rejects.
+        """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError if llguidance
+        rejects the grammar.
 
         If the tokens of `vocab` cannot spell every text, an answer may have a prefix that no tokens can complete.
         Regular expressions are therefore intersected with the texts that tokens can spell. If that does not suffice,

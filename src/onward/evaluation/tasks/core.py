@@ -39,7 +39,7 @@ FIELDS: dict[Kind, dict[str, type]] = {  # fields of an item, by kind
     "schema": {"context_options": list, "continuation": str, "gold": int},
     "language_modeling": {"context": str, "continuation": str},
 }
-TOGETHER = 64  # number of items that are in memory as tokens, with their examples
+TOGETHER = 64  # number of items per replica that are in memory as tokens, with their examples
 ORDER, SHOTS = 1337, 1234  # nanochat's seeds for the order of the items and for the examples of item 0
 
 

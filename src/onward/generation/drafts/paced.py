@@ -23,7 +23,7 @@ OF_INTEGERS = (2,)  # proposal lengths with integer weights
 BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
-MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
+MOST_ROWS = 4  # maximum number of decoding requests: with more, the processor has no time left in a step
 SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 

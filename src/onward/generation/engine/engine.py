@@ -123,7 +123,7 @@ class Engine:
         kernels. Raises a UserError if requests are active on CUDA.
         """
         if self.model.device.type == "cuda" and self.scheduler.active:
-            raise UserError("requests are active: compile steps before they are added")
+            raise UserError("Cannot compile steps while requests are active: compile them before requests are added")
         try:
             with torch.inference_mode(), without_dropout(self.model):
                 self.runner.compile(rows, None if folder is None else Path(folder))
