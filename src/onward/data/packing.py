@@ -55,8 +55,8 @@ def columns_of(batch: Batch) -> list[dict[str, Any]]:
 class PackedExamples:
     """The rows of examples that a fine-tuning run reads, epoch after epoch; row i is a pure function of the seed and i.
 
-    An epoch contains every row once, in random order or, if the seed is None, in the order of `rows`, for one epoch
-    only. With `packed`, the examples of a row have at most `length` tokens times the number of sequences per example in
+    An epoch contains every row once, in random order. If the seed is None, there is one epoch, in the order of `rows`.
+    With `packed`, the examples of a row have at most `length` tokens times the number of sequences per example in
     total; otherwise, a row holds one example. `by_example`: the loss is a mean over examples, not over targets.
     """
 

@@ -4,10 +4,10 @@
 
 It prints the secret with the number of each test that passes. Before the code runs, the process limits itself:
 
-- processor time, memory, the size of a file and open files, by setrlimit on every POSIX system; - files, by Landlock
-(Linux 5.13 and later): it can read only the folders of Python and of the system's libraries, the current folder and a
-few special files, and write only in the current folder and to /dev/null; - other processes and programs, signals,
-sockets and the attributes of files, by seccomp (Linux on x86-64 and ARM64);
+- processor time, memory, the size of a file and open files, by setrlimit on every POSIX system;
+- files, by Landlock (Linux 5.13 and later): it can read only the folders of Python and of the system's libraries, the
+  current folder and a few special files, and write only in the current folder and to /dev/null;
+- other processes and programs, signals, sockets and the attributes of files, by seccomp (Linux on x86-64 and ARM64);
   elsewhere other processes and threads by setrlimit, unless the user is root;
 - the capabilities of root are dropped.
 
