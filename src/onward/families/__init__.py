@@ -3,6 +3,8 @@
 A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
+- `SOURCE` (optional): the papers or pages that describe it,
+- `PREDICTION` (optional): the names of its layer for multi-token prediction in published files,
 - `BASE`: the prefix of all tensor names except the head's, which some published files leave out,
 - `ALSO` (optional): parts of tensor names -> their replacements in some files,
 - `published(config, stored)` (optional): the stored tensors, divided as `names` expects,
