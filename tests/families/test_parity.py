@@ -275,7 +275,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gpt2", "activation_function": "mish"}, "mish"),
     ({"model_type": "bloom", "apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post"),
     ({"model_type": "mpt", "attn_config": {"qk_ln": True}}, "qk_ln"),
-    ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**15]]}, "for all num_layers, 24"),
+    ({"model_type": "gpt_neo", "attention_types": [[["global"], 10**15]]}, "for each of the 24 layers"),
     ({"model_type": "gpt_neo", "num_layers": 1, "attention_layers": ["near"]}, "near"),
     ({"model_type": "gptj", "rotary": False}, "rotary"),
     ({"model_type": "onward"}, "decoder"),

@@ -23,7 +23,7 @@ from support.decoders import DECODERS
 from support.grids import first, thinned
 
 BF16 = {"bf16": True}
-PROCESSORS: dict[str, tuple[str, str, dict[str, bool]]] = {  # LLVM's names of a target, a CPU and its bf16 instructions
+PROCESSORS: dict[str, tuple[str, str, dict[str, bool]]] = {  # LLVM's target, CPU and features
     "aarch64": ("aarch64-unknown-linux-gnu", "generic", {}),
     "neoverse": ("aarch64-unknown-linux-gnu", "neoverse-v1", BF16),
     "mac": ("arm64-apple-darwin", "apple-m1", {}),

@@ -146,7 +146,7 @@ def test_own_block_generates_the_tokens_of_its_plain_forward(forward: Forward, a
 @pytest.mark.parametrize("forward", WRONG)
 def test_own_block_that_a_cache_breaks_is_refused_by_name(forward: Forward) -> None:
     wrong = made(forward)
-    Decoder(wrong)(torch.zeros(1, 4, dtype=torch.int64))  # a forward without a cache is allowed
+    Decoder(wrong)(torch.zeros(1, 4, dtype=torch.int64))  # a forward pass without a cache is allowed
     for _ in range(2):
         with pytest.raises(UserError, match=f"Cannot generate with Made, because .*({WRONG[forward]})"):
             KVCache(wrong, 1, 8)

@@ -1,4 +1,4 @@
-"""New weights drawn by several processes together equal the weights drawn by one process."""
+"""New weights whose matrices are drawn later, as by several processes together, equal weights drawn at once."""
 
 import pytest
 import torch

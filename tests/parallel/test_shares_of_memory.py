@@ -71,8 +71,7 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
 
 
 def peak_of_loading(kind: str, begin: Callable[..., Run], *arguments: Any) -> int:
-    """The peak allocated bytes of a run at its start or, if its loss has such a frozen model, while loading that
-    model."""
+    """The peak allocated bytes of a run at its start or, for a reference or a teacher, while loading this model."""
     gc.collect()
     with HeapPeak() as heap:
         run = begin(*arguments)

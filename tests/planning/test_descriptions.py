@@ -1,4 +1,4 @@
-"""Decoders in words: every difference is mentioned, exactly once."""
+"""Descriptions of decoders, and of the differences between two decoders."""
 
 import re
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
-"""Operations and parameters by part equal those that PyTorch counts and allocates."""
+"""Planned operations equal those that PyTorch counts, and the parameters of the parts add up to those of the
+decoder."""
 
 import math
 

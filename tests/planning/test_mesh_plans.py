@@ -42,7 +42,7 @@ def assert_planned(decoder: DecoderConfig, mesh: Mesh, length: int, share: float
 
 
 def cases() -> list[Any]:
-    """Every decoder with each mesh that divides it and each option; all but one of every tenth decoder are `long`."""
+    """Every decoder with each mesh that divides it and each option."""
     found = []
     for i, (name, decoder) in enumerate(EVEN.items()):
         able = [m for m in MESHES if not undivided(decoder, Mesh.parse(m).tensor)]
@@ -61,7 +61,7 @@ def test_plan_of_a_mesh_is_what_a_rank_does(name: str, mesh: str, options: dict[
 
 
 def of_context() -> list[Any]:
-    """Every decoder with each mesh with a context axis that divides it; all but three are `long`."""
+    """Every decoder with each mesh with a context axis that divides it; all but two are `long`."""
     able = [
         (n, m) for n in EVEN for m in CONTEXT if n not in NOT_DIVIDED and not undivided(EVEN[n], Mesh.parse(m).tensor)
     ]
@@ -126,7 +126,7 @@ RELEASES = [
 
 
 def release(name: str, layers: int | None = None) -> DecoderConfig:
-    """A release with its first layers only, whose experts are computed one after the other."""
+    """A release, or its first `layers` layers, with experts that are computed one after the other."""
     decoder = presets()[name].config
     mlp = tuple(replace(part, backend="loop") if isinstance(part, Experts) else part for part in each(decoder.mlp))
     return replace(decoder, mlp=mlp, n_layers=layers or decoder.n_layers)

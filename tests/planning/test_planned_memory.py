@@ -1,4 +1,4 @@
-"""Predicted memory: weights, caches and optimizer state to the byte, and the peak of processes as planned."""
+"""Predicted memory: weights, caches and optimizer state to the byte, and the peak of processes within bounds."""
 
 import subprocess
 import sys
@@ -84,7 +84,7 @@ def test_muon_needs_less_state_and_more_room_than_adamw() -> None:
     assert muon.transient > adamw.gradients
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read as Linux has it")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads the peak of a process from Linux's /proc")
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*TRAINING, *DECODING])
 def test_peak_of_a_process_is_predicted(name: str) -> None:

@@ -30,8 +30,8 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Examples for reinforcement learning: a prompt for the model to answer. The `answer`, if any, follows as tokens
-    that the model does not see, with an end token; other fields are for the reward."""
+    """Examples for reinforcement learning: a prompt for the model to answer. The tokens of `answer`, if any, and an end
+    token follow, unseen by the model; rewards may read all fields but `prompt`."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -53,7 +53,7 @@ def columns(values: Mapping[str, Any]) -> str:
         except (TypeError, ValueError, RecursionError):
             continue
     text = f"{{{', '.join(sorted(kept))}}}" if kept else ""
-    if len(text) > MOST_COLUMNS:  # of ASCII
+    if len(text) > MOST_COLUMNS:  # ASCII: one byte per character
         raise UserError(
             f"cannot give rewards its fields besides prompt, because they take {len(text):,} bytes as JSON, more than "
             f"{MOST_COLUMNS:,}: leave out the fields that no reward reads"
@@ -80,11 +80,11 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
 
 
 def variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables of the chat template: the record's `tools`, and those in `chat_template_kwargs`."""
+    """Variables of the chat template: the record's `tools` and the entries of its `chat_template_kwargs`."""
     more = values.get("chat_template_kwargs") or {}
     if not isinstance(more, Mapping) or {"messages", "tools", "add_generation_prompt"} & more.keys():
         raise UserError(
-            f"chat_template_kwargs is {shown(more)}: give an object with other variables of the chat template than "
+            f"chat_template_kwargs is {shown(more)}: give an object with variables of the chat template other than "
             "messages, tools and add_generation_prompt"
         )
     given = {str(name): value for name, value in more.items() if value is not None}
@@ -107,7 +107,7 @@ def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequ
         if values.get("label") in (0, False):
             raise UserError(
                 f"cannot train its completion, because its label {values['label']!r} marks an unwanted answer: use "
-                "kto, or remove the record"
+                "the method kto, or remove the record"
             )
         if isinstance(completion := values["completion"], str):
             check_text(completion, "answer")
@@ -196,7 +196,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 def wanted(label: Any) -> float:
     if not isinstance(label, int | float) or label not in (0, 1):
-        raise UserError(f"label is {shown(label)}: give 1 or true for a wanted answer, 0 or false for another")
+        raise UserError(f"label is {shown(label)}: give 1 or true for a wanted answer, 0 or false for an unwanted one")
     return float(label)
 
 

@@ -1,8 +1,9 @@
-"""The layouts of published data sets: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
+"""Convert rows in the layouts of published data sets (ShareGPT, Alpaca, OpenAI messages and others) to the records that
+forms read.
 
-A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
-Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that are not part of the layout are
-kept."""
+A record has `messages`; a `prompt`, perhaps with a `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or a
+`text`. Completions and texts may have a `label`. Messages are lists of {"role": ..., "content": ...} with texts as
+contents. Fields that are not part of the layout are kept."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ class Layout:
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
-    """`conversations`, perhaps with `chosen` and `rejected`, or with a `kto_tag`."""
+    """Convert `conversations`, perhaps with `chosen` and `rejected`, or with a `kto_tag`."""
     turns = values.pop("conversations")
     if not isinstance(turns, list | tuple) or not turns:
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
@@ -66,7 +67,7 @@ def alpaca(values: dict[str, Any]) -> Values:
 
 
 def asked_pair(values: dict[str, Any]) -> Values:
-    """A question, such as Alpaca's `instruction`, with the answers `chosen` and `rejected`."""
+    """Convert a question, such as Alpaca's `instruction`, and its answers `chosen` and `rejected`."""
     if isinstance(values["chosen"], list) and shared_start(values["chosen"], values["rejected"]):
         return values  # whole conversations, which contain the question
     talk = asked(values)
@@ -150,7 +151,7 @@ def converted(record: Record) -> Record:
 
 
 def renamed(record: Record, columns: Mapping[str, str]) -> Record:
-    """The row with its columns renamed, by {Onward's name: name in the data, perhaps a path}."""
+    """Rename columns of a row; `columns` is {Onward's name: name in the data, perhaps a path}."""
     kept, named = dict(record.values), dict[str, Any]()
     for ours, theirs in columns.items():
         try:

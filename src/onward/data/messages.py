@@ -36,7 +36,7 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
     if own.get("content") is None and "value" in own:
         own["content"] = own.pop("value")
     name = known if "role" in value and known in OF_TEMPLATES else ROLES.get(known, speaker)
-    if isinstance(call := own.pop("function_call", None), Mapping) and call:  # OpenAI's former name of a call
+    if isinstance(call := own.pop("function_call", None), Mapping) and call:  # OpenAI's former field for tool calls
         own["tool_calls"] = [*(own.get("tool_calls") or []), {"type": "function", "function": dict(call)}]
     return {"role": name, **own}
 

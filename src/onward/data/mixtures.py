@@ -1,7 +1,4 @@
-"""Several tables of examples as one, with shares that are constant or change over a run.
-
-Shapes: M examples of all tables.
-"""
+"""Several tables of examples as one, with shares that are constant or change over a run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +14,7 @@ SET = "set"  # name of the number that stores the table of an example
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
-    """Join tables of examples to one, in order; the number `set` of each example is the index of its table."""
+    """Join tables of examples into one, in order; the number `set` of each example is the index of its table."""
     if len({table.per_example for table in tables}) > 1:
         raise UserError("the sources have examples of different forms: train on them in separate runs")
     names = dict.fromkeys(name for table in tables for name in table.numbers)

@@ -1,6 +1,6 @@
 """Batches of examples for fine-tuning: rows that hold one or more complete examples; no sequence attends to another.
 
-Shapes: B rows, T tokens per row, S sequences and M examples in a batch, N examples in total.
+Shapes: B rows, T tokens per row, S sequences and M examples in a batch.
 """
 
 import json
@@ -26,7 +26,7 @@ class ExampleBatch(Batch):
     """Rows of complete examples. Sequences are numbered within the batch; the sequences of an example have consecutive
     numbers."""
 
-    # number of the sequence to which each token belongs
+    # number of the sequence to which each token belongs; 0 for padding
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T)
     num_sequences: int = 0  # S
     lasts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # (S,), see `batch_of`
@@ -55,9 +55,9 @@ def columns_of(batch: Batch) -> list[dict[str, Any]]:
 class PackedExamples:
     """The rows of examples that a fine-tuning run reads, epoch after epoch; row i is a pure function of the seed and i.
 
-    An epoch contains every row once, in random order or, if the seed is None, in the order of the examples. With
-    `packed`, a row holds as many examples as fit into `length` tokens times the number of sequences per example, else
-    one example. `by_example`: the loss is a mean over examples, not over targets.
+    An epoch contains every row once, in random order. If the seed is None, there is one epoch, in the order of `rows`.
+    With `packed`, the examples of a row have at most `length` tokens times the number of sequences per example in
+    total; otherwise, a row holds one example. `by_example`: the loss is a mean over examples, not over targets.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PackedExamples:
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """Rows by number, padded to the longest; numbers continue beyond the first epoch."""
+        """Rows by number, padded to the longest; with a seed, numbers continue beyond the first epoch."""
         batch = batch_of(self.examples, self.examples_of(numbers), self.by_example)
         return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
 

@@ -63,7 +63,8 @@ def prepare_part(
     sizes: PieceSizes = SIZES,
 ) -> Path:
     """Encode one machine's share of a preparation, and return its folder. The arguments are those of `prepare`;
-    `folder` is the folder to which the parts will be joined. An interrupted part continues with the same arguments."""
+    `folder` is the folder to which the parts will be joined. An interrupted part continues if the same arguments are
+    given again."""
     check_named(sources)
     if streams := [source for source in sources if is_stream(source)]:
         raise UserError(
@@ -150,7 +151,8 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
         )
     if len(counts := sorted({of for _, of in numbers})) > 1:
         raise UserError(
-            f"Cannot join {folder}, because it has parts of {' and of '.join(map(str, counts))}: remove the wrong ones"
+            f"Cannot join {folder}, because its parts come from preparations on {' and '.join(map(str, counts))} "
+            "machines: remove the wrong parts"
         )
     paths = [part_folder(folder, MachinePart(number, counts[0])) for number in range(1, counts[0] + 1)]
     if missing := [path.name for path in paths if not (path / PART).exists()]:
@@ -169,7 +171,7 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def collect(part: Path, work: Path, number: int) -> None:
-    """Link or copy the files of a unit of work from `part` to `work`, and check their checksums."""
+    """Link or copy the files of a unit of work from `part` to `work`, and check the checksums of its shard."""
     record = read_json(part / "parts" / f"{number:05}.json")
     shard = record["shard"]
     files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]
@@ -185,8 +187,8 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` writes them again, without documents
-    that are duplicates of those in other parts. `kept` (N,): whether each document of the unit was encoded."""
+    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` writes them again, without duplicates.
+    `kept` (N,): whether each document of the unit was encoded."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

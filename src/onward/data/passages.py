@@ -25,7 +25,8 @@ class Passage:
 
     @property
     def question(self) -> str:
-        """A question made from the headings: the last heading if it is a question, else a question about it."""
+        """The last heading if it is a question, else a question about it; without headings, a question about the
+        source."""
         if not self.headings:
             return f"What does {self.source.rpartition('/')[2]} say?"
         *above, last = self.headings
@@ -59,7 +60,8 @@ def passages(documents: Iterable[tuple[str, str]]) -> Iterator[Passage]:
 
 
 def shortened(text: str, fits: Callable[[str], bool]) -> str:
-    """Shorten a text to its first paragraphs that fit or, if none fits, its first sentences or words."""
+    """Shorten a text to as many of its first paragraphs as fit; if none fits, to its first lines, sentences or
+    words."""
     for separator in "\n\n", "\n", ". ", " ":
         parts = text.split(separator)
         low, high = 0, len(parts)
@@ -73,7 +75,7 @@ def shortened(text: str, fits: Callable[[str], bool]) -> str:
 
 
 def example(passage: Passage, question: str, answer: str) -> dict[str, Any]:
-    """A conversation that answers from the passage and names its source."""
+    """A conversation of a question and its answer, with the place of the passage as `source`."""
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": messages, "source": passage.place}
 

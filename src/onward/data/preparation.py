@@ -31,12 +31,12 @@ from onward.text.tokenizer import Tokenizer
 
 REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # reasons for dropping a document, by verdict
 VERSION = 3  # version of a prepared folder's format, including the division of sources into units
-SAMPLES, SAMPLE_CHARS = 3, 200  # number of dropped documents per reason in the report, and characters of each
+SAMPLES, SAMPLE_CHARS = 3, 200  # most dropped documents per reason in the report, and characters of each
 
 
 @dataclass(frozen=True)
 class WorkUnit:
-    """Documents of about `PieceSizes.piece_chars` characters in total, or a part of a larger document."""
+    """Documents of at most about `PieceSizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int
@@ -84,9 +84,7 @@ class Preparation:
             size = 0
             for piece in pieces(source, self.reading, self.sizes):
                 if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
-                    yield WorkUnit(
-                        number, index, group
-                    )  # a shard, so that no result depends on the number of processes
+                    yield WorkUnit(number, index, group)
                     number, group, size = number + 1, [], 0
                 group.append(piece)
                 size += len(piece)
@@ -98,7 +96,7 @@ class Preparation:
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.reading.field, found)]
 
     def inspect(self, unit: WorkUnit) -> None:
-        """Write the filter verdicts, hashes and MinHash signatures of a unit, for deduplication."""
+        """Write the filter verdicts, hashes and, if near-duplicates are dropped, MinHash signatures of a unit."""
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), CONTINUED, np.uint8)
         if unit.begins:
@@ -113,7 +111,7 @@ class Preparation:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: WorkUnit) -> None:
-        """Write the token shard of a unit, unless all its documents are dropped, and then the unit's record
+        """Write the token shard of a unit, unless it has no tokens, and then the unit's record
         (NUMBER.json)."""
         start, found = perf_counter(), Extraction()
         documents = self.documents(unit, found)

@@ -86,7 +86,8 @@ def prepare(
     sources. `workers` is the number of processes (0: one per core); the result does not depend on it. Each process
     holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a .jsonl is never
     split. Filters see only the first piece of a document in several pieces. `progress` is called with the description
-    of the running task, the bytes done, and the bytes in all; `measured` is filled at the end.
+    of the running task, the bytes done, and the bytes in total; `measured` is filled at the end, unless the preparation
+    was resumed.
 
     The folder appears when all shards are complete. An interrupted preparation continues if the same arguments are
     given again, and a complete folder is returned unchanged, unless one of its sources was a stream. Raises UserError
@@ -171,7 +172,7 @@ def run(
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
         if isinstance(tokenizer, str):
             progress("learning the tokenizer", 0, 0)
-            # learned from all texts, including the validation text, as usual for character tokenizers
+            # from all texts, including the validation text
             texts = passages(preparation.sources, preparation.reading)
             with warnings.catch_warnings():  # the index contains these warnings, which are shown at the end
                 warnings.simplefilter("ignore", ExtractedText)
@@ -196,7 +197,8 @@ def run(
     if not resumed:
         learning, inspecting, rest = np.diff(times).tolist()
         own = {task: sum(record["seconds"][task] for record in records) for task in ("encoding", "writing")}
-        tasks = {task: rest * seconds / sum(own.values()) for task, seconds in own.items()}  # seconds of all processes
+        # elapsed time, divided in proportion to the processes' times
+        tasks = {task: rest * seconds / sum(own.values()) for task, seconds in own.items()}
         measured.seconds = {"learning the vocabulary": learning, "inspecting": inspecting, **tasks}
         measured.bytes, measured.encoder = index["report"]["bytes"], preparation.encoder[0]
 
@@ -211,7 +213,7 @@ def process_units(
     part: MachinePart = ALL_UNITS,
 ) -> int:
     """Call `work` on each unit of `part` without a result (parts/NUMBER + `suffix`), in `workers` processes (0: one per
-    core). Returns the total number of units, including those of other parts."""
+    core) or, if the sources are small, in one. Returns the total number of units, including those of other parts."""
     total = sum(provenance(source)["size"] for source in preparation.sources)
     done, count = 0, 0
 

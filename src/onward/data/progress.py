@@ -1,4 +1,4 @@
-"""Progress reports on data, by calls of the caller's function, and the figures of a finished preparation."""
+"""The type of progress callbacks, and the figures of a finished preparation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ def silent(task: str, done: int, total: int) -> None:
 
 @dataclass
 class Measured:
-    """The times of a preparation. Empty if the preparation was resumed, or if the folder was already complete."""
+    """The figures of a preparation. Empty if the preparation was resumed, or if the folder was already complete."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # seconds of each task
     bytes: int = 0  # bytes of encoded text

@@ -54,7 +54,7 @@ class NewProse:
         self.held_out = {run for text in held_out for run in runs(text)}
 
     def of(self, text: str) -> str:
-        """The paragraphs that are new prose, joined to one text; "" if there are none. They count as known in later
+        """The paragraphs that are new prose, joined into one text; "" if there are none. They count as known in later
         calls."""
         return "\n\n".join(paragraph for paragraph in paragraphs(text) if self.is_new(paragraph))
 

@@ -69,8 +69,8 @@ def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Make a record of preference data for each function in `known`, {name of a function: answer}, in the form that
-    `onward finetune` reads: the function's own answer is chosen, and another function's answer is rejected."""
+    """Make preference records for `onward finetune` from `known`, {name of a function: answer}: the function's own
+    answer is chosen, and another function's answer is rejected."""
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [

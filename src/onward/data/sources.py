@@ -77,13 +77,13 @@ def documents(
     repeated_lines: float = READING.repeated_lines,
     sizes: PieceSizes = SIZES,
 ) -> Iterator[str]:
-    """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
+    """Yield the documents of all sources, in order: one per text file or stream, and one per row of a table (its column
+    `field`).
 
     A source is a file, a folder (its files of known formats, recursively, sorted by name, without hidden ones), a glob,
     `-` for standard input, a named pipe, the name of a corpus (see `onward data list`), or `hf://` followed by the
     arguments of `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or
-    .parquet, each also as .gz, .bz2, .xz or .zst; upper and lower case are the same. Each text file or stream is one
-    document.
+    .parquet, each also as .gz, .bz2, .xz or .zst, in upper or lower case.
 
     The text of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks is extracted; with `raw`, text
     formats among these are read unchanged. A line that occurs in at least the share `repeated_lines` of such files of a
@@ -151,7 +151,7 @@ def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
 
 
 def pieces(source: Source, reading_as: Reading, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
-    """Yield the pieces of a source, in order. The arguments are those of `documents`."""
+    """Yield the pieces of a source, in order."""
     if isinstance(source, StoredStream):
         yield from read_file(source.path, stream_name(source), reading_as, sizes)
     elif source in corpora.BUILT_IN:
@@ -334,7 +334,8 @@ def skip_reason(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def dataset(source: str) -> "Dataset":
-    """Load the dataset `hf://NAME?split=...`, memory-mapped; options are those of `datasets.load_dataset`."""
+    """Load the dataset `hf://NAME?split=...`, memory-mapped; options are those of `datasets.load_dataset`, with
+    `split=train` as the default."""
     try:
         from datasets import Dataset, load_dataset
     except ImportError:

@@ -14,7 +14,7 @@ TooLong = Literal["error", "cut", "drop"]
 
 @dataclass
 class TooLongCounts:
-    """Numbers of a source's examples that exceed the maximum length, by how they were handled."""
+    """Counts of a source's examples: all, those that exceed the maximum length, and how these were handled."""
 
     examples: int = 0
     longer: int = 0

@@ -63,7 +63,7 @@ class Tokens:
     @classmethod
     @checked
     def join(cls, parts: Iterable["Tokens"]) -> "Tokens":
-        """Concatenate the tokens of several sources to one sequence."""
+        """Concatenate the tokens of several sources into one sequence."""
         return cls([replace(span, opens=span.opens or i == 0) for t in parts for i, span in enumerate(t.spans)])
 
     def __len__(self) -> int:
@@ -178,8 +178,8 @@ def encode(
     """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
     index after each document's last token, (documents,) uint64.
 
-    A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks in
-    text, which change no ids if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest.
+    A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks; the
+    ids stay the same if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest encoder.
     """
     encode_batch = encode_batch or encoder(tokenizer)
     dtype = np.dtype(id_dtype(tokenizer))
@@ -220,7 +220,8 @@ def is_prepared(folder: str | Path) -> bool:
 def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> TokenData:
     """Open the tokens that `prepare` wrote, memory-mapped.
 
-    Raises a UserError if a shard has changed since: `verify` compares sizes, or checksums, which reads all files.
+    Raises a UserError if a shard has changed since: `verify` compares sizes or, with "sha256", also checksums, for
+    which all files are read.
     """
     if not is_prepared(folder):
         raise UserError(

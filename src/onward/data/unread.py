@@ -46,8 +46,8 @@ def texts_in(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
-    """Raise a UserError for a row with text or a weight in a field that is not in `read`; repeated texts are
-    allowed."""
+    """Raise a UserError for a row with text, tools or a weight other than 1 in a field that is not in `read`; repeated
+    texts and texts in harmless fields are allowed."""
     for name in WEIGHTS:
         if name not in read and str(values.get(name, 1)).lower() not in ("1", "1.0", "true", "none"):
             raise UserError(

@@ -84,7 +84,7 @@ class Windows:
 
     Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch contains every window
     once, in random order, without overlap. A text in which n windows fit has n windows per epoch or, if n is at least
-    SHIFTING, n - 1: each epoch then begins at another offset, so that it leaves out different targets.
+    SHIFTING, n - 1: each epoch then begins at a random offset, so that epochs leave out different targets.
 
     Without `weights` the sources are one text. With weights, one per source, each source has its own epochs. Constant
     weights give each source exactly its share of every 10,000 windows, evenly spread; other weights change over a run
@@ -162,8 +162,7 @@ class ValidationWindows:
 
     @checked
     def batches(self, size: Size) -> Iterator[Batch]:
-        """Yield batches of `size` windows, all windows in order; each batch is read when it is
-        requested."""
+        """Yield all windows in order, in batches of at most `size` windows; each batch is read when it is requested."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 
 

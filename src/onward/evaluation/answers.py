@@ -36,7 +36,8 @@ def write_answers(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[list[GeneratedAnswer]]:
-    """Generate `options.n` answers to each prompt; answer i of all answers has the seed options.seed + i.
+    """Generate `options.n` answers to each prompt; answer i of all answers has the seed options.seed + i, if a seed is
+    set.
 
     Answers in `kept` are not generated again, and new answers are added one by one; the processes `kept.replicas`
     divide the answers. If answers fail, raises the error of the first one after all others are done."""

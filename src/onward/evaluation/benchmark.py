@@ -31,7 +31,7 @@ class TaskResult:
     error: float  # standard error of the score; NaN for one question
     by_length: float | None  # share of correct answers, with log-probabilities divided by byte counts; None: no choices
     chance: float  # expected score of random guessing
-    examples: int  # solved examples before each question
+    examples: int  # number of solved examples before each question
     right: tuple[float, ...]  # grade of each question, from 0 (wrong) to 1 (correct)
 
     @property
@@ -97,8 +97,8 @@ def run_task(
     report = lambda done, total: progress(task.label, done, total)
     if isinstance(task, ScoredTask):
         if examples or chat:
-            option = f"examples is {examples}" if examples else "chat is given"
-            raise UserError(f"{option}, but the task {task.label} has its own: leave it out")
+            option = f"examples={examples}" if examples else "chat"
+            raise UserError(f"Cannot use {option} with the task {task.label}, which has its own prompts: leave it out")
         right = [float(one) for one in task.score(model, tokenizer, limit, kept, report)]
         return TaskResult(task.label, *mean_of(right), None, task.chance, task.shots, tuple(right))
     given = task.questions(limit + examples)
@@ -154,8 +154,8 @@ def answers_of(
     kept: Kept,
     report: Report,
 ) -> list[list[str]]:
-    """The texts that the model writes to each question. A prompt that leaves no room for an answer even without
-    examples loses its first tokens."""
+    """The texts that the model writes to each question. A prompt without examples that leaves no room for the longest
+    answer loses its first tokens."""
     options, length = task.writing(), model.config.context_length
     most = min(options.max_new_tokens or length, length - 1)
     prompts = [asking.tokens(one) for one in questions]

@@ -1,6 +1,6 @@
 """The loss of a model on the answers of examples, as fine-tuning's validation measures it, with its standard error.
 
-Shapes: M examples, T tokens of the longest sequence of a batch.
+Shapes: M examples.
 """
 
 import math

@@ -25,10 +25,10 @@ from onward.model.divided import cache_config
 from onward.text.tokenizer import Tokenizer
 
 FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that do not depend on the length of the text
-ROWS = 64  # number of continuations per call
-TOKENS = 1 << 15  # number of tokens in the rows of a call
+ROWS = 64  # maximum number of continuations per call
+TOKENS = 1 << 15  # maximum number of tokens in the rows of a call
 SAME = 32  # contexts with this many equal first tokens are read together
-CHUNK = 256  # tokens of a context per call; a cache has this many more slots than positions
+CHUNK = 256  # tokens of a context per call
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def pair_of(
         first, tokens = tokenizer.prefix_id, tokenizer.encode(continuation, special=False)
         if first is None or not tokens:
             missing = "text that continues it" if first is not None else "token that begins or ends texts"
-            raise UserError(f"a question has an empty context and no {missing}: give it a context")
+            raise UserError(f"a question has an empty context, and there is no {missing}: give it a context")
         return Pair((first,), tuple(tokens[1:] if tokens[0] == first and len(tokens) > 1 else tokens))
     before, full = encode(stripped), encode(stripped + continuation)
     if len(full) < 2:

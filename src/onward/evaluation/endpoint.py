@@ -80,5 +80,5 @@ def content(body: bytes) -> str:
 
 
 def seconds_of(header: str | None) -> float:
-    """The seconds of a Retry-After header; 0 without one, or for a date."""
+    """The seconds of a Retry-After header, at most LONGEST_WAIT; 0 without a header, or for a date."""
     return min(float(header), LONGEST_WAIT) if header and header.isascii() and header.isdecimal() else 0.0

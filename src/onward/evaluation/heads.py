@@ -1,6 +1,6 @@
 """Evaluate a classifier or a reward model on examples.
 
-Shapes: M examples, N outputs.
+Shapes: M examples.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,6 @@
 """Measure how examples in a prompt change the probabilities of answers: in-context learning (Brown et al. 2020).
 
-Shapes: T tokens, D d_model, V vocabulary.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def alternatives(
     max_new_tokens: int = 1,
     top: int = 8,
 ) -> LikelyAnswers:
-    """Return the `top` likeliest answers to a question, ranked by their highest probability over the numbers of
+    """Return the `top` likeliest answers to a question, selected by their highest probability over the numbers of
     examples in the prompt, to show how examples change a model's answer.
 
     By default an answer is the next token. With `max_new_tokens` above 1, beam search finds answers of at most that

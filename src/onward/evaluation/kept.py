@@ -61,8 +61,8 @@ class Kept:
                 self.give_up(error)
 
     def get(self, kind: str, *request: Any) -> Any:
-        """Return the stored result of a request, such as ("score", context, continuation), which is given as separate
-        arguments: `kind`, its first element, then the others. None if no result is stored."""
+        """Return the stored result of a request, or None. The elements of the request, such as "score", context and
+        continuation, are separate arguments, `kind` first."""
         key = key_of(kind, request)
         self.reused += key in self.before
         return self.results.get(key)

@@ -1,7 +1,7 @@
 """Compute the outputs of a model's head after sequences of tokens: rewards, values, or class scores; and their
 calibration.
 
-Shapes: S sequences, N outputs, T tokens of the longest sequence of a batch, M answers.
+Shapes: S sequences, N outputs, M answers.
 """
 
 from collections.abc import Sequence

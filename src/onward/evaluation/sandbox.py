@@ -5,8 +5,8 @@
 It prints the secret with the number of each test that passes. Before the code runs, the process limits itself:
 
 - processor time, memory, the size of a file and open files, by setrlimit on every POSIX system;
-- files, by Landlock (Linux 5.13 and later): it can read the folders of Python and of the system's libraries, and write
-  files in the current folder; it can read nothing of a home folder, and write nowhere else;
+- files, by Landlock (Linux 5.13 and later): it can read only the folders of Python and of the system's libraries, the
+  current folder and a few special files, and write only in the current folder and to /dev/null;
 - other processes and programs, signals, sockets and the attributes of files, by seccomp (Linux on x86-64 and ARM64);
   elsewhere other processes and threads by setrlimit, unless the user is root;
 - the capabilities of root are dropped.
@@ -35,7 +35,7 @@ CAPABILITY_VERSION = 0x20080522
 MACHINES = {
     "x86_64": (0xC000003E, 0, 56),
     "aarch64": (0xC00000B7, 1, 220),
-}  # for seccomp, column in REFUSED, clone
+}  # seccomp's architecture, column in REFUSED, number of clone
 CLONE_THREAD = 1 << 16
 REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: no such call
     "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork, clone3; callers of clone3 then try clone
@@ -89,8 +89,7 @@ def set_limit(name: str, limit: int) -> None:
 
 
 def limit_files() -> None:
-    """Restrict this process by Landlock to reading the files of Python and the system's libraries, and to reading and
-    writing in the current folder. Does nothing on a system without Landlock."""
+    """Restrict the access to files as described above. Does nothing on a system without Landlock."""
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return
@@ -115,8 +114,7 @@ def drop_capabilities() -> None:
 
 
 def limit_system_calls() -> bool:
-    """Forbid the calls in REFUSED and new processes, by a seccomp filter; return whether the system has such
-    filters."""
+    """Forbid the calls in REFUSED and new processes, by a seccomp filter; return whether the filter is installed."""
     if platform.machine() not in MACHINES:
         return False
     machine, column, clone = MACHINES[platform.machine()]

@@ -1,6 +1,6 @@
 """Compute log-probabilities, loss, perplexity and bits per byte of a model over token ids.
 
-Shapes: B windows, T tokens, V vocabulary.
+Shapes: B windows, T tokens.
 """
 
 import math
@@ -76,7 +76,7 @@ def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int,
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The same as itertools.batched of Python 3.12."""
+    """Like itertools.batched of Python 3.12, but with lists."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

@@ -3,8 +3,11 @@
 A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
+- `SOURCE` (optional): the papers or pages that describe it,
+- `PREDICTION` (optional): the names of its layer for multi-token prediction in published files,
 - `BASE`: the prefix of all tensor names except the head's, which some published files leave out,
-- `ALSO`, `published(config, stored)` (optional): parts of names -> those of some files; the stored tensors, cut anew,
+- `ALSO` (optional): parts of tensor names -> their replacements in some files,
+- `published(config, stored)` (optional): the stored tensors, divided as `names` expects,
 - `IGNORED`: a regular expression for tensors of old files that are not weights (masks, inverse frequencies),
 - `PRESETS`: published releases by name, as the keys of their config.json that differ from transformers' defaults, or
   as a DecoderConfig if transformers has no such class,
@@ -14,8 +17,6 @@ A family file defines
 - `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions (theirs
   to ours, ours to theirs). If ours is a list, their tensor fuses our tensors along the rows; if theirs is a list, our
   tensor stacks theirs.
-
-Nothing else in Onward depends on a family's name.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def of_its_name(model_type: str) -> Family | None:
-    """Return the family whose file has the name of the model_type, as most have: one import instead of a hundred."""
+    """Return the family whose file is named after the model_type, which takes one import instead of all; None if there
+    is no such file."""
     name = model_type.replace("-", "_")
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or importlib.util.find_spec(f"{__name__}.{name}") is None:
         return None
@@ -137,7 +139,7 @@ def of_its_name(model_type: str) -> Family | None:
 
 def family(model_type: str) -> Family:
     """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
-    missing, or suggests the nearest known one."""
+    missing, or suggests the nearest known model_type."""
     if (module := of_its_name(model_type)) is not None:
         return module
     if model_type not in families():
@@ -220,7 +222,7 @@ def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda fa
 
 def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
     """Yield the rows of the name mapping for the weight and the bias of a linear layer: `their` is its name in files,
-    `our` its name in Onward, or a list of names if files fuse several layers to one. `fix` is empty or one pair of
+    `our` its name in Onward, or a list of names if files fuse several layers into one. `fix` is empty or one pair of
     functions that convert values to Onward's and back."""
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"

@@ -55,8 +55,8 @@ def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedFor
 
 
 def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...]:
-    """Like `mixture`, with DeepSeek-V3's router and the defaults that its keys have in most other families: one group,
-    a scale of 1, and one shared expert."""
+    """Like `mixture`, with DeepSeek-V3's router and the defaults that its keys have in most other families:
+    renormalized routing weights, one group, a scale of 1, and one shared expert."""
     scores = hf.get("scoring_func")
     only(hf, scoring_func=scores if scores == "noaux_tc" else "sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     hf = with_defaults(hf, {"n_shared_experts": 1} | dict(zip(ROUTER, (True, 1.0, 1, 1))))
@@ -66,7 +66,7 @@ def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...
 def mixture_keys(
     c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({}), *, shared: bool = True
 ) -> dict[str, Any]:
-    """The inverse of `mixture`. `names` maps a family's own names of keys to DeepSeek's; `shared`: whether
+    """The inverse of `mixture`. `names` maps a family's own keys to DeepSeek's; `shared`: whether
     transformers' class has a shared expert."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
@@ -88,7 +88,7 @@ def mixture_keys(
 
 
 def dense_or_sparse(c: DecoderConfig) -> dict[str, Any]:
-    """The key of a config.json that lists the layers with experts."""
+    """The key of a config.json that tells which layers have experts."""
     return {"mlp_layer_types": [KINDS[isinstance(at(c.mlp, i), Experts)] for i in range(c.n_layers)]}
 
 

@@ -29,9 +29,8 @@ def refuse_foreign(
 
 
 def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families: Mapping[str, Read]) -> str:
-    """Return the first model_type whose decoder depends on this key of a config.json and, with the key, differs from
-    `config` in more than sizes, activation, epsilon and theta, which every family reads from some key; "" if there is
-    none."""
+    """Return the first model_type for which this key of a config.json raises an error that names it, or changes no size
+    of the decoder but a field outside of COMMON, to another value than in `config`; "" if there is none."""
     own, without = values(config), {k: v for k, v in hf.items() if k != key}
     for model_type, read in families.items():
         try:

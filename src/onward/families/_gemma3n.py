@@ -1,6 +1,6 @@
 """The modules of Gemma 3n: blocks with several residual streams, and a feed-forward with few active units.
 
-Shapes: B batch, T tokens, D d_model, S streams, P width of a layer's inputs, F width inside the feed-forward.
+Shapes: B batch, T tokens, D d_model, S streams, P width of a layer's inputs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from onward.model.layers import GatedFeedForwardModule, Linear, NewNorm
 
 
 class SparseFeedForwardModule(GatedFeedForwardModule):
-    """A gated feed-forward in which about the fraction `sparsity` of the gate's units are 0. The threshold is this
-    quantile of a normal distribution with the mean and the standard deviation of the token's units; it is subtracted
-    from the units above it, and the units below it become 0."""
+    """A gated feed-forward in which about the fraction `sparsity` of the gate's units are 0. The threshold is the
+    `sparsity` quantile of a normal distribution with the mean and the standard deviation of the token's units; it is
+    subtracted from the units above it, and the units below it become 0."""
 
     def __init__(self, part: Gated, sparsity: float, config: DecoderConfig) -> None:
         super().__init__(config.d_model, part.width(config), part.act, part.bias, config.dropout)

@@ -1,7 +1,7 @@
 """The modules of Gemma 4: a block with a learned factor, embeddings of tokens in each layer, and experts, parallel to a
 dense feed-forward, that read the residual stream.
 
-Shapes: B batch, T tokens, D d_model, L layers, P width of a layer's inputs, N tokens, X experts, K experts per token.
+Shapes: B batch, T tokens, D d_model, L layers, P width of a layer's inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onward.model.norms import WeightlessRMSNormModule
 
 
 class Gemma4BlockModule(SandwichModule):
-    """A sandwich block whose output is multiplied by a learned number."""
+    """A sandwich block whose output is multiplied by a stored number, which training does not change."""
 
     mid = None
 
@@ -77,7 +77,7 @@ class LayerInputsModule(nn.Module):
 
 class StreamRoutingModule(SoftmaxRoutingModule):
     """A softmax router of the residual stream: its input is normalized and multiplied by learned numbers, and each
-    expert's weights are multiplied by a learned number."""
+    expert's routing weights are multiplied by a learned number."""
 
     def __init__(self, part: Routing, width: int, experts: int, top_k: int, eps: float) -> None:
         super().__init__(part, width, experts, top_k)

@@ -29,7 +29,7 @@ class Names(Protocol):
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
         """Rows of the mapping: (name in files, name in Onward), optionally with a pair of functions that convert values
-        to Onward's and back. A name may be a list of tensors that are fused or stacked to one."""
+        to Onward's and back. A name may be a list of tensors that are fused or stacked into one."""
 
 
 class Family(Names, Protocol):

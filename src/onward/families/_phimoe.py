@@ -1,4 +1,4 @@
-"""The router of Phi-3.5-MoE. Shapes: N tokens, D d_model, X experts."""
+"""The router of Phi-3.5-MoE. Shapes: N tokens, X experts."""
 
 import math
 

@@ -29,7 +29,7 @@ def layers(hf: HF, count: int, default: Sequence[str], parts: Mapping[str, Atten
 
 
 def types(c: DecoderConfig, recurrent: str = LINEAR) -> list[str]:
-    """The type of each layer: `recurrent` for those with a state."""
+    """The type of each layer: `recurrent` for layers with a state, FULL for others."""
     return [recurrent if isinstance(at(c.attention, i), Recurrent) else FULL for i in range(c.n_layers)]
 
 
@@ -51,7 +51,7 @@ def without_attention(rows: Iterable[Row], c: DecoderConfig) -> Iterator[Row]:
 
 
 def check_steps(hf: HF) -> None:
-    """Raise a UserError if the step sizes of Mamba-2 are limited, as in no published model."""
+    """Raise a UserError if a config.json limits the step sizes of Mamba-2."""
     limit = [float(one["__float__"] if isinstance(one, dict) else one) for one in hf.get("time_step_limit") or []]
     if limit not in ([], [0.0, float("inf")]):
         raise UserError(f"config.json has time_step_limit {limit}: Onward supports only [0.0, Infinity]")

@@ -45,7 +45,9 @@ def rope_table(hf: HF) -> dict[str, Any]:
     and the rotated fraction, with which the weights were trained."""
     parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
     if tables := [key for key, value in {**parameters, **given}.items() if isinstance(value, Mapping)]:
-        raise UserError(f"config.json has a table {tables[0]} for rotary positions: this family has one for all layers")
+        raise UserError(
+            f"config.json has a table {tables[0]} for rotary positions: this family reads a single table for all layers"
+        )
     if not given:
         return dict(parameters)
     return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)
@@ -87,7 +89,7 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 
 
 def a_rotary(c: DecoderConfig) -> Rotary:
-    """Return the rotary positions of the first layer that has some; the default ones if no layer has."""
+    """Return the rotary positions of the first layer that has them, or the default ones if no layer does."""
     return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
 
 

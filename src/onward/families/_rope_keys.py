@@ -8,7 +8,7 @@ from typing import Any
 OF_ROPE = re.compile(
     r"rope_(type|theta)|type|partial_rotary_factor|original_max_position_embeddings|factor|attention_factor"
     r"|(low|high)_freq_factor|(short|long)_factor|beta_(fast|slow)|truncate|\w*mscale(_all_dim)?|\w+_attention"
-    r"|alpha|llama_4_scaling_beta|max_position_embeddings|finetuned|mrope_\w+"  # some families read these; or harmless
+    r"|alpha|llama_4_scaling_beta|max_position_embeddings|finetuned|mrope_\w+"  # read by some families, or harmless
 )
 
 
@@ -19,7 +19,7 @@ def unknown_keys(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def conflicts(hf: Mapping[str, Any]) -> list[str]:
     """The keys of rope_scaling and rope_parameters with different values, if a config.json has both tables; theta and
-    the rotated fraction are keys of rope_parameters only, and do not count."""
+    the rotated fraction do not count."""
     new, old = hf.get("rope_parameters"), hf.get("rope_scaling")
     if not new or not old:
         return []

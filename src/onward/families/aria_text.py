@@ -1,4 +1,4 @@
-"""Aria's text decoder: Llama with 64 experts and shared ones, whose files stack all experts (Li et al. 2024)."""
+"""Aria's text decoder: Llama with routed and shared experts; its files stack the routed experts (Li et al. 2024)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -60,7 +60,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 def names(c: DecoderConfig) -> Iterator[Row]:
     yield from neighbor_names(c, llama.names(c))
     into, back = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
-    norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # stored as (H, E)
+    norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # stored as (H, d_head)
     for i in range(c.n_layers):
         for name, heads in ("q_norm", c.n_heads), ("k_norm", c.n_kv_heads):
             ours = [f"blocks.{i}.attn.{name}.{head}.weight" for head in range(heads)]

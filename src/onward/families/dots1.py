@@ -1,4 +1,4 @@
-"""dots.llm1: Qwen 3 with many heads of keys and values, and DeepSeek-V3's experts (Huo et al. 2025)."""
+"""dots.llm1: Qwen 3 without grouped queries, and with DeepSeek-V3's experts (Huo et al. 2025)."""
 
 from dataclasses import replace
 from typing import Any

@@ -40,7 +40,7 @@ DEFAULTS = shape(2560, 12_288, 28, 20, 4) | {
 }
 
 
-BIAS = "moe_statics.e_score_correction_bias"  # (1, X)
+BIAS = "moe_statics.e_score_correction_bias"  # shape (1, number of experts)
 
 
 def config(hf: HF) -> DecoderConfig:

@@ -112,8 +112,8 @@ def mamba2(hf: HF, given: HF, scale: float, eps: float) -> Mamba2:
     width = channels // heads if width == "auto" else width
     if heads * width != channels:
         raise UserError(
-            f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must give {channels} channels, "
-            f"mamba_d_ssm {hf.get('mamba_d_ssm')} or mamba_expand {hf.get('mamba_expand', 2)} times the width"
+            f"config.json has mamba_n_heads {heads} and mamba_d_head {width}: their product must be {channels}, "
+            f"mamba_d_ssm {hf.get('mamba_d_ssm')} or mamba_expand {hf.get('mamba_expand', 2)} times hidden_size"
         )
     scales = tuple(scale * one for one in hf.get("ssm_multipliers") or (1.0,) * 5)
     norm: Any = "before_gate" if hf.get("mamba_norm_before_gate", True) else "after_gate"

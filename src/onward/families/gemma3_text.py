@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with q/k norms in place of caps, and five local layers to a global one (Gemma Team 2025)."""
+"""Gemma 3: Gemma 2 with q/k norms in place of caps, and five local layers per global layer (Gemma Team 2025)."""
 
 from dataclasses import replace
 from typing import Any

@@ -132,8 +132,8 @@ def feed_forwards(hf: HF, c: DecoderConfig, widths: list[int]) -> tuple[Gated, .
         sparse = [0.95 if c.n_layers > 10 and layer < 10 else 0.0 for layer in range(c.n_layers)]
     if not isinstance(sparse, list) or not len(widths) == len(sparse) == c.n_layers:
         raise UserError(
-            f"config.json has activation_sparsity_pattern {sparse} and intermediate_size {widths}: Onward reads a "
-            "number of each for each layer"
+            f"config.json has activation_sparsity_pattern {sparse} and intermediate_size {widths}: Onward reads "
+            "one value of each per layer"
         )
     act = require(c.mlp, Gated).act
     return tuple(

@@ -152,7 +152,9 @@ def attention(hf: HF, c: DecoderConfig, layer: int, is_local: bool, shares: bool
     by_layer = {layer: {} if is_local else sizes} if by_layer is None else {int(i): own for i, own in by_layer.items()}
     own = by_layer.get(layer, {})
     if odd := own.keys() - {"head_dim", "num_key_value_heads"}:
-        raise UserError(f"config.json has per_layer_config with {min(odd)}: Onward reads head_dim, num_key_value_heads")
+        raise UserError(
+            f"config.json has per_layer_config with {min(odd)}: Onward reads only head_dim, num_key_value_heads"
+        )
     return replace(
         require(c.attention, SelfAttention),
         window=hf["sliding_window"] if is_local else 0,

@@ -1,4 +1,5 @@
-"""GLM-4-9B: Llama with half of each head rotated, biases of q, k, v, and a fused gate (GLM Team 2024)."""
+"""GLM-4-9B: Llama with half of each head rotated, biases of q, k, v, and gates fused with up projections (GLM Team
+2024)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""GPT-Neo (Black et al. 2021): an open GPT-3 without a scale of the scores and without biases of q, k and v."""
+"""GPT-Neo (Black et al. 2021): an open GPT-3 with unscaled attention scores and without biases of q, k and v."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -53,7 +53,8 @@ def config(hf: HF) -> DecoderConfig:
     kinds = hf.get("attention_layers") or expanded
     if len(kinds) != layers or not {*kinds} <= {*windows}:
         raise UserError(
-            f"config.json has attention_layers {kinds[: layers + 1]}: give global or local for all num_layers, {layers}"
+            f"config.json has attention_layers {kinds[: layers + 1]}: give global or local for each of the "
+            f"{layers} layers"
         )
     return DecoderConfig(
         **sizes(hf, SIZES),

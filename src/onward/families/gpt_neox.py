@@ -1,4 +1,5 @@
-"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): GPT-J with two norms a block and all biases."""
+"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023): GPT-J with two norms per block and attention
+biases."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""InternLM 3: Llama with other names of some keys (Shanghai AI Laboratory 2025)."""
+"""InternLM 3: Llama with other keys for its biases (Shanghai AI Laboratory 2025)."""
 
 from dataclasses import replace
 

@@ -26,7 +26,7 @@ ARCHITECTURES = {"kimi_linear": "KimiLinearForCausalLM"}
 SOURCE = "arXiv:2510.26692"
 BASE = "model."
 IGNORED = ""
-ALSO = {".mlp.": ".block_sparse_moe."}  # the name in which transformers 5 saves layers without experts
+ALSO = {".mlp.": ".block_sparse_moe."}  # transformers 5 saves layers without experts under this name
 PRESETS: dict[str, HF] = {
     "kimi-linear-48b-a3b": {"layer_types": [FULL if i % 4 == 3 or i == 26 else LINEAR for i in range(27)]}
 }

@@ -48,7 +48,7 @@ FUSED = lambda t: FUSED_ROWS[0](t.mT), lambda t: FUSED_ROWS[1](t).mT
 
 @dataclass(frozen=True)
 class InputWeightedExperts(Experts, kind="input_weighted_experts", internal=True):
-    """Llama 4's mixture of experts: an expert's weight multiplies its input, not its output."""
+    """Llama 4's mixture of experts: an expert's routing weight multiplies its input, not its output."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.experts import InputWeightedExpertsModule

@@ -1,4 +1,4 @@
-"""Mistral Small 4: DeepSeek-V3 with softmax routing and Ministral 3's factor of queries (Mistral AI 2026)."""
+"""Mistral Small 4: DeepSeek-V3 with softmax routing and Ministral 3's scaling of queries (Mistral AI 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,7 +35,7 @@ DEFAULTS = shape(4096, 12_288, 36, 32, 32) | {
     "qk_nope_head_dim": 64,
 }
 ROPE = YARN | {"rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
-FRACTION = "partial_rotary_factor"  # fraction of a whole head; Onward's fraction is of the rotated part, and 1
+FRACTION = "partial_rotary_factor"  # fraction of the whole head; Onward's fraction refers to the rotated part, and is 1
 
 
 def config(hf: HF) -> DecoderConfig:

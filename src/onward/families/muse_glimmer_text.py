@@ -1,5 +1,5 @@
-"""Muse Glimmer's text decoder: Gemma 2 with gated attention, embeddings and queries normalized without weights; only
-layers with a window have positions (Meta 2026)."""
+"""Muse Glimmer's text decoder: Gemma 2 with gated attention, embeddings, queries and keys normalized without weights;
+only layers with a window have positions (Meta 2026)."""
 
 from __future__ import annotations
 

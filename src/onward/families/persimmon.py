@@ -1,4 +1,4 @@
-"""Persimmon: GPT-NeoX with queries and keys normalized per head, and squared ReLU (Adept 2023)."""
+"""Persimmon: GPT-NeoX with sequential branches, queries and keys normalized per head, and squared ReLU (Adept 2023)."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -65,11 +65,11 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def scaled(hf: HF) -> dict[str, Any]:
-    """Return the rope_parameters of config.json; this family has its own names for the magnitude."""
+    """Return the rope_parameters of config.json; this family has its own keys for the magnitude."""
     keys = {"original_max_position_embeddings": hf.get("original_max_position_embeddings")} | rope_table(hf)
     magnitude, long = keys.pop("short_mscale", None), keys.pop("long_mscale", None)
     if magnitude != long:
-        raise UserError(f"config.json has short_mscale {magnitude} and long_mscale {long}: Onward needs equal ones")
+        raise UserError(f"config.json has short_mscale {magnitude} and long_mscale {long}: Onward needs equal values")
     if magnitude not in (None, 1.0) and (kind := keys.get("rope_type", keys.get("type"))) not in KINDS:
         raise UserError(
             f"config.json has short_mscale {magnitude} and rope_type {kind!r}: Onward needs yarn or longrope"

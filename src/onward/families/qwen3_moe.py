@@ -34,7 +34,7 @@ names = qwen2_moe.names
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
-    count = hf.get("num_local_experts", given["num_experts"])  # the name that transformers 5 saves
+    count = hf.get("num_local_experts", given["num_experts"])  # the key that transformers 5 saves
     given = with_defaults({"num_experts": count}, given)
     c = llama.config(given)
     size = hf.get("sliding_window", 4096) or 0

@@ -142,7 +142,7 @@ def heads_by_layer(hf: HF, c: DecoderConfig, local: list[bool]) -> list[int]:
     if tables is None:
         return [windowed if is_local else c.n_heads for is_local in local]
     if odd := sorted({key for table in tables.values() for key in table} - {"num_attention_heads"}):
-        raise UserError(f"config.json has per_layer_config with {odd[0]}: Onward reads num_attention_heads")
+        raise UserError(f"config.json has per_layer_config with {odd[0]}: Onward reads only num_attention_heads")
     own = {int(layer): table["num_attention_heads"] for layer, table in tables.items()}
     return [own.get(layer, c.n_heads) for layer in range(c.n_layers)]
 

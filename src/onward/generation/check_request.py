@@ -47,7 +47,7 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
         raise UserError(f"max_new_tokens is {request.max_new_tokens}: it must be at least 0")
     if request.min_new_tokens > request.max_new_tokens:
         raise UserError(
-            f"min_new_tokens is {request.min_new_tokens}, more than max_new_tokens, {request.max_new_tokens}"
+            f"min_new_tokens is {request.min_new_tokens}: it must be at most max_new_tokens, {request.max_new_tokens}"
         )
     size, new = len(request.prompt), request.max_new_tokens
     if size + new > length and not slide:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes or, with the flag u, characters
-MOST_STATES = 50_000  # states of a constraint's expressions; each takes 1 to 2 kB
+MOST_STATES = 50_000  # maximum number of states of a constraint's expressions; each takes 1 to 2 kB
 TOO_LARGE = "it is too large: use fewer alternatives, optional properties and nested repetitions"
 LIMITS = re.compile(
     r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE
@@ -45,8 +45,8 @@ def constraint(
     if all are empty.
 
     Regular expressions use the syntax of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises
-    a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
+    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises a
+    UserError for an option that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
     token ids that are allowed only where the answer is complete.
     """
     language = language_of(tokenizer, options)
@@ -104,8 +104,8 @@ class Language:
             self.grammar = f"{ALL_TOKENS}start: {rule(self.schema.schema)}"
 
     def start(self, vocab: Vocabulary, hint: str = "") -> State:
-        """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError for an expression
-        or schema that llguidance rejects.
+        """Return the grammar state of an empty answer, over the tokens of `vocab`. Raises a UserError if llguidance
+        rejects the grammar.
 
         If the tokens of `vocab` cannot spell every text, an answer may have a prefix that no tokens can complete.
         Regular expressions are therefore intersected with the texts that tokens can spell. If that does not suffice,
@@ -147,7 +147,7 @@ class Language:
         return matcher
 
     def unspelled(self, vocab: Vocabulary) -> list[str]:
-        """Return a smallest set of characters that the tokens of `vocab` lack to spell an allowed text, for an error
+        """Return a minimal set of characters that the tokens of `vocab` lack to spell an allowed text, for an error
         message.
 
         Only characters of the expression or schema (and, for a schema, of JSON) are tried; the list is empty if they do

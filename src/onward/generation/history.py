@@ -48,7 +48,7 @@ class TokenCounts:
     tokens are in the prompt of each request, and how often each token was generated."""
 
     def __init__(self) -> None:
-        self.requests: list[Request | None] = []  # of each row
+        self.requests: list[Request | None] = []  # the request of each row
         self.counted: list[int] = []  # number of generated tokens counted so far, of each row
         self.prompts = self.generated = torch.empty(0, 0)  # (B, V) of bool, (B, V)
 
@@ -87,7 +87,7 @@ class RequestHistory(History):
         counts: TokenCounts,
         ngrams: WeakKeyDictionary[Request, NgramIndex],
     ) -> None:
-        self.requests, self.prefixes = requests, prefixes  # per row: index of the request, its proposed tokens
+        self.requests, self.prefixes = requests, prefixes
         self.counts, self.ngrams = counts, ngrams
 
     def num_generated(self) -> list[int]:

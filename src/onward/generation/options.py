@@ -15,7 +15,7 @@ from onward.config.ranges import SizeOrZero
 from onward.generation.sampling import Sampling
 from onward.text.tokenizer import SURROGATE
 
-MAX_ANSWERS = 10_000  # for each prompt
+MAX_ANSWERS = 10_000  # maximum number of answers for each prompt
 FORMS = "regex", "json_schema", "grammar"  # options that constrain the text of an answer; at most one is given
 StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether the answer ends there
 

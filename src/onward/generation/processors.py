@@ -1,6 +1,6 @@
 """Logits processors: functions that change the logits before a token is sampled, one per sampling option.
 
-Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and one value of its option per row.
+Shapes: B rows, V vocabulary. Each processor takes logits (B, V) in fp32 and one value of its option per row.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tasks that need no network. Each file contains a task about one ability; every file in this folder is imported
-automatically."""
+"""The tasks of evaluations. Every file in this folder is imported automatically."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -13,7 +13,7 @@ class Arithmetic(Task, kind="arithmetic"):
     """A multiple-choice task: a sum or a difference such as `3 + 4 =`, and four numbers of similar size, one of which
     is the result."""
 
-    digits: Annotated[int, Range(1, 9)] = 1  # digits in each number
+    digits: Annotated[int, Range(1, 9)] = 1  # maximum number of digits in each number
 
     def questions(self, count: int) -> list[Question]:
         rng, result = random.Random(0), []

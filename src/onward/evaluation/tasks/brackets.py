@@ -14,7 +14,7 @@ class Brackets(Task, kind="brackets"):
     """A multiple-choice task: a sequence of opening and closing brackets, and the four kinds of closing bracket, one of
     which closes the innermost bracket that is still open."""
 
-    length: Size = 8  # number of brackets in the context
+    length: Size = 8  # minimum number of brackets in the context
 
     def questions(self, count: int) -> list[Question]:
         rng, result, closing = random.Random(0), [], tuple(PAIRS.values())

@@ -39,7 +39,7 @@ FIELDS: dict[Kind, dict[str, type]] = {  # fields of an item, by kind
     "schema": {"context_options": list, "continuation": str, "gold": int},
     "language_modeling": {"context": str, "continuation": str},
 }
-TOGETHER = 64  # number of items that are in memory as tokens, with their examples
+TOGETHER = 64  # number of items per replica that are in memory as tokens, with their examples
 ORDER, SHOTS = 1337, 1234  # nanochat's seeds for the order of the items and for the examples of item 0
 
 
@@ -142,7 +142,7 @@ class Core(ScoredTask, kind="core"):
             if start <= cut:
                 raise UserError(
                     f"a continuation of {self.task} has {len(one) - start} tokens, more than the context of {length}: "
-                    "evaluate a model with a longer one"
+                    "evaluate a model with a longer context"
                 )
             result.append(Pair(tuple(one[cut:start]), tuple(one[start:])))
         return result
@@ -216,7 +216,9 @@ def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
         given = item if isinstance(item, dict) else {}
         wrong = [name for name, kind in needed.items() if type(given.get(name)) is not kind]
         if wrong:
-            raise UserError(f"{where} has no {wrong[0]} ({needed[wrong[0]].__name__}), as {entry.label} needs")
+            raise UserError(
+                f"{where} has no {wrong[0]} ({needed[wrong[0]].__name__}), which {entry.label} needs: add it"
+            )
         for options in (item[name] for name, kind in needed.items() if kind is list):
             if not all(isinstance(one, str) for one in options) or not 0 <= item["gold"] < len(options):
                 raise UserError(f"{where}: gold is {item['gold']}: give the index of one of its texts, from 0")

@@ -8,7 +8,7 @@ from onward.config.ranges import SizeOrZero
 from onward.evaluation.tasks.copying import WORDS
 from onward.evaluation.tasks.task import Question, Task
 
-COUNTS = 0, 1, 2, 4, 8  # of examples
+COUNTS = 0, 1, 2, 4, 8  # numbers of examples
 
 
 @dataclass(frozen=True)

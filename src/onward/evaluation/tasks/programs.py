@@ -24,11 +24,11 @@ ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\nassert ", "\n```")
 @dataclass(frozen=True)
 class Programs(Task, kind="programs"):
     """Rows with the beginning of a program and tests, as in HumanEval (Chen et al. 2021). The score is pass@k, the
-    probability that one of k programs passes all tests of its row.
+    probability that at least one of k programs passes all tests of its row.
 
-    Runs code that the model writes, each program in a separate process with limits of time and memory and, on Linux,
-    without network (see `sandbox.py`); `run_code` must allow this. Without `k`, it is one task for each k of 1, 10 and
-    100 up to `samples`.
+    Runs code that the model writes, each program in a separate process with limits of time and memory and, on most
+    Linux systems, without network (see `sandbox.py`); `run_code` must allow this. Without `k`, it is one task for each
+    k of 1, 10 and 100 up to `samples`.
     """
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: argument of the test's check()
@@ -37,7 +37,7 @@ class Programs(Task, kind="programs"):
     temperature: Annotated[float, Range(0, 10)] = 0.0  # sampling temperature; 0.8 is usual with several samples
     tokens: Size = 512  # maximum number of tokens in a program
     seconds: Annotated[float, Range(0.1, 1e4)] = 10.0  # time limit for a program and its tests
-    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit for a program and its tests
+    gigabytes: Annotated[float, Range(0.1, 1e4)] = 1.0  # memory limit in GiB for a program and its tests
 
     runs_code = True
     separator = "\n\n"

@@ -114,7 +114,7 @@ class Task(Part):
 
     def is_right(self, answer: str, question: Question) -> bool:
         """Return whether an answer that the model wrote is right; by default whether it equals the expected answer,
-        ignoring outer spaces."""
+        ignoring leading and trailing whitespace."""
         return answer.strip() == question.expected.strip()
 
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:

@@ -20,7 +20,7 @@ class Words(TextTask, kind="words"):
         seen, end = Counter(re.findall(r"[a-z]{3,}", text)), self.ending
         known = sorted(word for word in seen if min(seen[word], seen[word + end]) > 1 and not word.endswith(end))
         if not end or len(known) < 7:
-            num_words = f"{len(known)} words that also end in {end!r}"
+            num_words = f"{len(known)} words that occur with and without the ending {end!r}"
             raise UserError(f"the text has {num_words}, but words needs 7: name a longer text")
         rng, result = random.Random(0), []
         for _ in range(count):

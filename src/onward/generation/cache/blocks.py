@@ -30,12 +30,12 @@ class BlockPool:
     Each row of the cache has a list of blocks; blocks behind the window are freed and replaced by NULL_BLOCK.
     `ref_counts` is the number of rows that hold each block. A block without references is free, but keeps its hash
     until it is allocated again. Blocks without a hash are allocated first, then the least recently used blocks.
-    `window` is 0 for layers without a window; `limit` is the maximum number of blocks in a row; `table` (rows, P) is
-    the cache's block table.
+    `window` is 0 for layers without a window; `limit` is the maximum number of blocks that a row holds; `table` (rows,
+    P) is the cache's block table.
     """
 
     def __init__(self, window: int, size: int, limit: int, count: int, table: Tensor) -> None:
-        self.window, self.size, self.limit = window, size, limit  # a row has at most `limit` blocks
+        self.window, self.size, self.limit = window, size, limit
         self.table = table  # (rows, P); NULL_BLOCK for missing blocks
         # the table's rows without trailing NULL_BLOCKs
         self.row_blocks: list[list[int]] = [[] for _ in range(len(table))]

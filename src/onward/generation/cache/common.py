@@ -1,4 +1,4 @@
-"""The common prefix of two texts."""
+"""The length of the common prefix of two sequences of token ids."""
 
 from __future__ import annotations
 

@@ -49,9 +49,9 @@ class CacheManager:
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
     ) -> int | None:
         """Assign `row` to a request that begins with `tokens`, with rotary positions scaled for `rope_length` tokens.
-        `key` names the model and the adapter: rows share cached keys and values only if their keys are equal.
-        Returns the number of leading tokens that the row already holds, always less than all of them and at most `most`
-        (None: no limit); None if there is not enough free memory at present.
+        `key` names the model and the adapter: rows share cached keys and values only if their keys are equal. Returns
+        the number of leading tokens that the row already holds, always fewer than all of them and at most `most` (None:
+        no limit); None if there is not enough free memory at present.
         """
         self.leave(row, 0)
         self.cache.rope_length[row] = rope_length

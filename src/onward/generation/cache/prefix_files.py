@@ -23,7 +23,7 @@ from onward.generation.cache.rotations import rope_key
 from onward.model.decoder import Decoder
 
 SUFFIX = ".safetensors"
-SIZE = 10 << 30  # bytes of all files, by default
+SIZE = 10 << 30  # maximum number of bytes of all files, by default
 STATE = "state."  # prefix of state names in a file
 
 
@@ -133,10 +133,11 @@ class PrefixFiles:
         may hold at most `chunk` further tokens, which are not saved. `key` identifies the model and the adapter, by
         default the current model.
 
-        Raises a UserError if the file cannot be written, or if no key is given and the model has hooks or edits.
+        Raises a UserError if the file cannot be written, if the weights have changed in a way that PyTorch does not
+        track, or if no key is given and the model has hooks or edits.
         """
         if (key := key or fingerprint(self.model)) is None:
-            raise UserError("the model has hooks or edits: its prompts are not saved")
+            raise UserError("Cannot save prompts of this model, because it has hooks or edits: remove them")
         state = self.name_hash(manager, int(manager.cache.rope_length[row]), key)
         state.update(array("q", tokens))
         name = state.hexdigest()

@@ -62,9 +62,9 @@ def nbytes(snapshot: Snapshot) -> int:
 
 class StatePrefixCache(PrefixCache):
     """A PrefixCache for models with recurrent layers. States are copied at the last block boundary before the prompt's
-    last token, where the next sample of the same prompt continues, and after every `stride` tokens. The keys and values
-    of `stride` tokens take at least as much memory as a snapshot, so that the snapshots of a text at most double its
-    memory."""
+    last token, where the next sample of the same prompt continues, after every `stride` tokens, and, if prefixes
+    outlive their requests, after an answer that ends at a block boundary. The keys and values of `stride` tokens in
+    layers without windows take about as much memory as a snapshot, or more."""
 
     def __init__(
         self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None

@@ -9,7 +9,7 @@ from onward.config.feedforward_parts import Experts
 from onward.kernels.operations import has_fast_rows
 from onward.model.decoder import Decoder
 
-COST = 0.06  # of one more token, relative to a step; measured for dense models of 30 and 124 million parameters
+COST = 0.06  # time of verifying a token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
 INTEGERS = 0.3  # COST where rows round apart: fewer than four rows read integer weights one after the other
 

@@ -1,4 +1,4 @@
-"""The guess of a draft head as a program on a CPU, with integer weights.
+"""The computation of draft tokens by a draft head as a compiled program on a CPU, with integer weights.
 
 Shapes: B requests, D d_model, V vocabulary.
 """
@@ -21,12 +21,13 @@ from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 from onward.model.layers import Linear
 
-PRECISION: Literal["int8"] = "int8"  # of the weights that a program reads
+PRECISION: Literal["int8"] = "int8"  # precision of the weights that a program reads
 
 
 class IntegerHead:
     """A draft head and the output layer of its model with copies of their weights as integers, which are read several
-    times faster than the weights. Guesses change no text, so that their rounding only changes how many are accepted."""
+    times faster than the weights. Draft tokens change no text, so that rounding only changes how many of them are
+    accepted."""
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
         from onward.transforms.quantize import QuantizedLinear, quantize_model
@@ -51,15 +52,15 @@ class IntegerHead:
 
 
 class GuessProgram:
-    """A guess for each of `rows` requests, compiled: `start`, then `run` for each guess in a row. Raises NotCompilable
-    if it cannot be compiled."""
+    """The compiled computation of a draft token for each of `rows` requests: `start`, then `run` for each token in
+    turn. Raises NotCompilable if it cannot be compiled."""
 
     def __init__(self, head: IntegerHead, rows: int) -> None:
         from onward.compiled.function import CompiledFunction  # imported here because it imports the compiler
 
         self.state = torch.zeros(rows, head.model.config.d_model, dtype=head.model.dtype)
         self.numbers = torch.zeros(3, rows, dtype=torch.int64)
-        self.last, seeds, index = self.numbers  # the last tokens, and the indices of the guessed tokens
+        self.last, seeds, index = self.numbers  # the last tokens, and the indices of the draft tokens
         self.factors, self.temperatures = torch.zeros(rows), [0.0] * rows
 
         def guess() -> tuple[Tensor, ...]:
@@ -80,7 +81,7 @@ class GuessProgram:
             self.temperatures = temperatures
 
     def run(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the tokens (B,) of the next guess, drawn at the requests' temperatures, -1 where there is no
+        """Return the next draft tokens (B,), drawn at the requests' temperatures, -1 where there is no
         distribution; their probabilities (B, 1) at temperature 1; and the logits (B, V). The next run overwrites all
         three, and continues after `self.last`, these tokens unless the caller changes them."""
         _, tokens, _, logits, p = self.program.run()

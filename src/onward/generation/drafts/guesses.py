@@ -1,4 +1,4 @@
-"""The guesses of drafts that compute logits, drawn in the same way as the model's own tokens.
+"""Draft tokens of drafts that compute logits, drawn in the same way as the model's own tokens.
 
 Shapes: B requests, V vocabulary.
 """
@@ -21,16 +21,16 @@ from onward.kernels.draws import draw
 
 
 class Guesses:
-    """Draws guesses from the logits of a draft for a model with `vocab_size` tokens, with the sampling options and the
-    random numbers of the requests."""
+    """Draws draft tokens from the logits of a draft for a model with `vocab_size` tokens, with the sampling options and
+    the random numbers of the requests."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def draw(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> list[int]:
-        """Return a guess for each request; -1 if the draft has no distribution. `logits` (B, V) are the draft's logits
-        after the tokens proposed so far for each request (`proposed`)."""
+        """Return a draft token for each request; -1 if the draft has no distribution. `logits` (B, V) are the draft's
+        logits after the tokens proposed so far for each request (`proposed`)."""
         logits = logits[:, : self.vocab_size]  # the draft's vocabulary may be padded to another size
         logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
         rows = [(request, len(request.tokens) + len(tokens)) for request, tokens in zip(requests, proposed)]

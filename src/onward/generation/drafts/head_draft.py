@@ -1,6 +1,6 @@
-"""Drafts by a draft head, which guesses the tokens after the next one from the last hidden state of the model.
+"""Drafts by a draft head, which predicts the tokens after the next one from the last hidden state of the model.
 
-Shapes: B requests, K guesses, D d_model, V vocabulary.
+Shapes: B requests, T tokens, D d_model.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from onward.model.draft_head import DraftHead, embedded
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # tokens per proposal by default
 # overhead of a proposal and of a step, as the bytes of weights that are read in that time
 AROUND_PROPOSAL, AROUND_STEP = 4_400_000, 16_000_000
-OF_PROGRAM = 1.25  # the same of a weight of a compiled guess, one byte, which has to be converted
+OF_PROGRAM = 1.25  # the same for one weight of a compiled draft head: one byte, which has to be converted
 TILE = 4  # tokens that a dense model verifies in the time of a plain step
-TRUST = 0.4  # the probability p of a guess is p ** TRUST that it is accepted; measured with stories260K
-LIKELY, TRIALS = 0.8, 5  # prior share of accepted guesses, and its weight as a number of guesses
+TRUST = 0.4  # a draft token of probability p is accepted with probability p ** TRUST; measured with stories260K
+LIKELY, TRIALS = 0.8, 5  # prior share of accepted draft tokens, and its weight as a number of draft tokens
 LEAST_GAIN = 1.15  # least estimated speed-up for a proposal; above 1 because estimates may be wrong
-COMPILE_AFTER = 8  # uncompiled proposals for a number of requests before the guesses are compiled
+COMPILE_AFTER = 8  # uncompiled proposals for a number of requests before the draft head is compiled for it
 
 
 def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> PacedHead | None:
     """Return the draft of a model with a draft head, which proposes tokens only while this saves time; None if the
-    model has no draft head, or if `cache` is given and cannot verify the guesses."""
+    model has no draft head, or if `cache` is given and cannot verify the draft tokens."""
     if head is None or (cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1]))):
         return None
     return PacedHead(model, head)
@@ -48,7 +48,8 @@ def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) ->
 
 class HeadDraft:
     """A draft for speculative decoding that continues the hidden state of `model` by its draft head (Ankner et al.
-    2024). It proposes up to `num_draft_tokens` tokens. On a CPU, a compiled program computes each guess."""
+    2024). It proposes up to `num_draft_tokens` tokens. On a CPU, a compiled program computes them after COMPILE_AFTER
+    proposals, if it can be compiled."""
 
     manager: CacheManager | None = None
 
@@ -56,7 +57,7 @@ class HeadDraft:
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
         self.model, self.head, self.num_draft_tokens = model, head, num_draft_tokens
-        # by a number of guesses, the least probability that all are accepted for which more are made
+        # number of draft tokens -> the least probability that all are accepted at which more are drafted
         self.least: dict[int, float] = {}
         self.states = WeakKeyDictionary[Request, tuple[int, Tensor]]()  # (index of the first token, (T, D))
 
@@ -83,11 +84,11 @@ class HeadDraft:
         return [Proposal(new[: min(most, end)]) for new, most, end in zip(tokens, room, known)]
 
     def guess(self, state: Tensor, requests: Sequence[Request], count: int) -> list[list[int]]:
-        """Return at most `count` guesses for each request, computed from the hidden states (B, D); -1 from the first
-        guess without a distribution on."""
+        """Return at most `count` draft tokens for each request, computed from the hidden states (B, D); they end before
+        the first -1, where there is no distribution."""
         program, plain = self.program(len(requests)), all(map(is_plain, requests))
         tokens, last = list[list[int]]([] for _ in requests), [request.last_token for request in requests]
-        reached = [1.0] * len(requests)  # the probability that all guesses so far are accepted
+        reached = [1.0] * len(requests)  # the probability that all draft tokens so far are accepted
         if program:
             program.start(state, requests)
         for k in range(1, count + 1):
@@ -114,8 +115,8 @@ class HeadDraft:
         return tokens
 
     def program(self, rows: int) -> GuessProgram | None:
-        """Return the compiled guess for so many requests; None before COMPILE_AFTER uncompiled proposals for so many,
-        and where it cannot be compiled."""
+        """Return the compiled program for `rows` requests; None on an accelerator, before COMPILE_AFTER uncompiled
+        proposals for `rows` requests, and if it cannot be compiled."""
         if self.model.device.type != "cpu" or unavailable():
             return None
         plain = PLAIN.setdefault(self.head, Counter())
@@ -132,11 +133,11 @@ PLAIN: WeakKeyDictionary[DraftHead, Counter[int]] = WeakKeyDictionary()  # uncom
 
 class PacedHead(HeadDraft):
     """A draft head that adapts the length of its proposals: the one of `lengths` that saves the most time given the
-    share of guesses accepted so far and the probabilities of the new ones, or 0 if no length saves enough time or if
-    more than `most_rows` requests decode.
+    share of draft tokens accepted so far and the probabilities of the new ones, or 0 if no length saves enough time or
+    if more than `most_rows` requests decode.
 
-    The time of a proposal, in plain decoding steps, is estimated from the weights that a guess and a step read, and not
-    measured, so that a request takes the same steps whenever it is repeated.
+    The time of a proposal, in plain decoding steps, is estimated from the weights that a draft token and a step read,
+    and not measured, so that a request takes the same steps whenever it is repeated.
     """
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:

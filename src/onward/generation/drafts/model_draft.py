@@ -1,6 +1,6 @@
 """A draft that is a smaller model, for speculative decoding.
 
-Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
+Shapes: B requests, V vocabulary.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ OF_INTEGERS = (2,)  # proposal lengths where rows round apart
 BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
-MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
+MOST_ROWS = 4  # maximum number of decoding requests: with more, the processor has no time left in a step
 SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 
@@ -87,7 +87,8 @@ class PacedDraft:
         self.manager = self.draft.manager
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of `lengths` tokens for each request for which it pays."""
+        """Return a proposal of one of `lengths` tokens for each request for which this saves time, else an empty
+        one."""
         accounts = [self.settled(request) for request in requests]
         wanted = [self.length(*each) for each in zip(requests, accounts, room)]
         if len(requests) > self.most_rows or not any(wanted):
@@ -121,8 +122,8 @@ class PacedDraft:
         return account
 
     def length(self, request: Request, account: Account, room: int) -> int:
-        """Return the number of tokens to propose next for a request: 0 if a logits processor, an open trace or an edit
-        would see tokens that may be refused."""
+        """Return the number of tokens to propose next for a request: 0 if its balance is used up, if no length fits, or
+        if a logits processor, an open trace or an edit would see tokens that may be refused."""
         if account.balance < 0 or request.sampling.processors or OPEN.get():
             return 0
         return max((n for n in self.lengths[: account.level + 1] if n <= room), default=0)

@@ -12,7 +12,7 @@ from onward.generation.request import Request
 
 @dataclass(frozen=True)
 class Proposal:
-    """The tokens that a draft proposes for one request: its guess of the next tokens of the answer."""
+    """The tokens that a draft proposes as the next ones of a request's answer."""
 
     tokens: list[int] = field(default_factory=list)
 

@@ -1,9 +1,8 @@
 """Speculative decoding: the tokens that a draft proposes are compared with the tokens that the model draws.
 
-The draw of a token depends only on its distribution, the seed and the index of the token. A draft guesses the result of
-each draw: a guess is accepted if it equals the token that the model draws after the preceding guesses. The text is thus
-the same as with plain decoding, at every temperature and with every draft (Daliri et al. 2024, drafter-invariant
-speculative decoding).
+The draw of a token depends only on its distribution, the seed and the index of the token. A draft token is accepted if
+it equals the token that the model draws after the preceding draft tokens. The text is thus the same as with plain
+decoding, at every temperature and with every draft (Daliri et al. 2024, drafter-invariant speculative decoding).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine: continuous batching of requests over one cache. A step is: schedule, forward, sample, distribute.
 
-Shapes: B requests, T tokens in one call, D d_model, V vocabulary.
+Shapes: N rows of logits, T tokens of a request, V vocabulary.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Engine:
     number of its rows. The default cache is contiguous and grows. With a draft, the cache's chunk must exceed
     `draft.num_draft_tokens`; if the model has recurrent layers, its `keep` must be at least `draft.num_draft_tokens`.
 
-    While requests decode, a prompt of more than `prefill_budget` tokens (None: a chunk of the cache) is prefilled in
-    pieces of this length; several shorter prompts are prefilled together, up to 4 times as many tokens. A piece waits
-    until decoding steps have taken as long as the previous piece, so that a long prompt at most doubles the mean time
-    between the tokens of other requests. While more requests prefill than decode, pieces are longer and wait less, in
-    proportion to the ratio of the two counts.
+    While requests decode, a prompt of more than `prefill_budget` tokens is prefilled in pieces of this length; several
+    shorter prompts are prefilled together, up to 4 times as many tokens. A piece waits until decoding steps have taken
+    as long as the previous piece, so that a long prompt at most doubles the mean time between the tokens of other
+    requests. While more requests prefill than decode, pieces are longer and wait less, in proportion to the ratio of
+    the two counts. Without a budget, a piece is a chunk of the cache, and does not wait.
 
     A decoding step is compiled after `compile_after` uncompiled steps with the same number of rows (None: never). On a
     CPU this takes about a second per model; on CUDA the step is captured as a graph.
@@ -123,7 +123,7 @@ class Engine:
         kernels. Raises a UserError if requests are active on CUDA.
         """
         if self.model.device.type == "cuda" and self.scheduler.active:
-            raise UserError("requests are active: compile steps before they are added")
+            raise UserError("Cannot compile steps while requests are active: compile them before requests are added")
         try:
             with torch.inference_mode(), without_dropout(self.model):
                 self.runner.compile(rows, None if folder is None else Path(folder))

@@ -54,7 +54,7 @@ class Scheduler:
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half
     of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the maximum
     number of tokens of one prompt in a step in which other requests decode; several prompts together may have 4 times
-    as many. With None, it is a chunk of the cache.
+    as many. With None, one or several prompts prefill a chunk of the cache.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class Scheduler:
         return self.active[: self.num_decoding], most
 
     def prefill(self) -> list[tuple[Request, list[int]]]:
-        """Choose the tokens to prefill in this step: a chunk of the first prompt that is not complete in the cache, or
-        several complete prompts of about the same length. Returns pairs (request, tokens)."""
+        """Choose the tokens to prefill in this step: a piece of the first prompt that is not complete in the cache, or
+        pieces of several prompts, of about the same length. Returns pairs (request, tokens)."""
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk

@@ -37,8 +37,8 @@ class ShapedSampler:
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor]:
-        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`. Rows of logits
-        after a refused draft token are skipped, so that sampling a token costs the same with and without a draft."""
+        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`. Unless one
+        kernel samples all rows, rows of logits after a refused draft token are skipped."""
         if (plain := self.sample_plain(logits, requests, proposals)) is not None:
             return plain
         first = list(accumulate((1 + len(p.tokens) for p in proposals), initial=0))
