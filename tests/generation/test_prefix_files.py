@@ -142,7 +142,7 @@ def test_damaged_file_is_skipped_and_rewritten(damage: str, read: Callable[..., 
 
 def test_a_folder_that_cannot_be_made_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="Cannot keep prompts in .*prompts: Not a directory; name another folder"):
+    with pytest.raises(UserError, match=r"Cannot keep prompts in .*prompts: Not a directory; name another folder"):
         PrefixFiles(tmp_path / "file" / "prompts", decoder(DECODERS["llama"]))
 
 
