@@ -115,7 +115,6 @@ THINNED = {  # grids of slow cases: `make test` runs every nth case, `make test-
     "test_random_programs_notice_mutant": 2,
     "test_rows_of_a_search_have_the_hidden_states_of_a_call_without_a_cache": 3,
     "test_what_leaves_only_the_likeliest_token_is_greedy": 3,
-    "test_plan_of_a_mesh_is_what_a_rank_does": 2,
     "test_products_on_arm_compute_in_neon_registers": 3,
     "test_plan_of_two_layers_of_a_release_is_what_a_rank_does": 2,
     "test_plan_of_a_context_axis_is_what_a_rank_does": 2,

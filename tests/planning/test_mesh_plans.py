@@ -44,13 +44,11 @@ def assert_planned(decoder: DecoderConfig, mesh: Mesh, length: int, share: float
 def cases() -> list[Any]:
     """Every decoder with each mesh that divides it and each option."""
     found = []
-    for i, (name, decoder) in enumerate(EVEN.items()):
+    for name, decoder in EVEN.items():
         able = [m for m in MESHES if not undivided(decoder, Mesh.parse(m).tensor)]
         able = [m for m in able if "tensor" not in m or name not in NOT_DIVIDED]
         both = [(mesh, options) for options in OPTIONS for mesh in able]
-        for j, (mesh, options) in enumerate(both):
-            marks = () if i % 10 == 0 and j == 7 * i % len(both) else pytest.mark.long
-            found.append(pytest.param(name, mesh, options, id=f"{name}-{mesh}-{options}", marks=marks))
+        found += [pytest.param(name, mesh, options, id=f"{name}-{mesh}-{options}") for mesh, options in both]
     return found
 
 

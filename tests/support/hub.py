@@ -32,7 +32,6 @@ class Repo:
     commit: str = "a" * 40
     trouble: str | int = ""
     revisions: tuple[str, ...] = ("main",)
-    large: bool = False  # whether weights are on another host, to which the reply redirects
     broken: set[str] = field(default_factory=set)
     answer: bytes = b""
 

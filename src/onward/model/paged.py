@@ -41,8 +41,8 @@ class PagedLayerCache(LayerCache):
         On a CPU, raises a UserError if a row has no block for its first position."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
-        if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):
-            raise UserError(f"a row has no block for position {int(positions[:, 0].max())}: reserve it before the call")
+        if positions.device.type == "cpu" and (missing := positions[block[:, 0] == NULL_BLOCK, 0]).numel():
+            raise UserError(f"a row has no block for position {int(missing[0])}: reserve it before the call")
         padding = next(iter(self.entries.values())).size(0) - 1
         write = torch.where(block == NULL_BLOCK, padding, block), slot
         slots = torch.arange(table.size(1) * size, device=positions.device)[None]

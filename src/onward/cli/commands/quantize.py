@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> None:
     lm = load(options.to)
     layers = {name: m for name, m in lm.model.named_modules() if isinstance(m, QuantizedLinear)}
     if not layers:
-        raise UserError(f"no linear layer of {options.model} can be quantized to {options.to}: choose --to int8")
+        advice = ": choose --to int8" if options.to == "int4" else ""
+        raise UserError(f"no linear layer of {options.model} can be quantized to {options.to}{advice}")
     with atomic_write(Path(options.out)) as new:
         onward.save(lm, new)
     of_layers = layer_errors(load(None).model, lm.model) if options.errors else []

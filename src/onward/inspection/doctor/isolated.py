@@ -54,7 +54,7 @@ def main(results: str, options: str) -> None:
             print(json.dumps({"done": True}), file=file)
         except (UserError, MemoryError) as error:
             print(
-                json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB: raise --gigabytes"}),
+                json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GiB: raise --gigabytes"}),
                 file=file,
             )
         except Exception as error:  # raised by user code, such as malformed batches
