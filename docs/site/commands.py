@@ -121,7 +121,8 @@ def option(argument: Argument) -> Definition:
 
 
 def notes(argument: Argument) -> Iterable[str]:
-    """Yield whether an option is required, its default, and its choices if they are too many for its placeholder."""
+    """Yield notes on an option: whether it is required, its default, whether it may be repeated, and its choices if its
+    placeholder does not list them."""
     if argument.required:
         yield "required"
     elif argument.is_switch and argument.default:

@@ -40,7 +40,7 @@ def inline(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return code as HTML, in which a line may break after each | and before each value."""
+    """Return code as HTML, in which a line may break after each |."""
     return f"<code>{html.escape(text, quote=False).replace('|', '|<wbr>')}</code>"
 
 

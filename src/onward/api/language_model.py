@@ -67,7 +67,8 @@ class LanguageModel(TextModel):
     """A model and its tokenizer, as `onward.load` returns them: generates text.
 
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
-    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
+    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names raise a
+    UserError.
     """
 
     draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none

@@ -140,7 +140,7 @@ class Architecture:
         return {}
 
     def number_keys(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The metadata keys for these parameters."""
+        """The metadata keys for the parameters that `numbers` reads."""
         return {}
 
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ def plan(
         raise UserError(f"this model has the adapter {names[0]}: merge it first with onward merge or merge_lora")
     dtype = dtype or DTYPE_NAMES[model.embed.weight.dtype]
     if dtype not in FILE_TYPES:
-        raise UserError(f"the model is {dtype}, which GGUF does not have: name another dtype, such as f32")
+        raise UserError(f"Cannot write a GGUF file in {dtype}: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
     matched = matching(model.config, meta, name, family, accept)
     head = "output.weight" if "output.weight" in matched.outlines else "token_embd.weight"
@@ -237,8 +237,8 @@ def dense_width(c: DecoderConfig) -> int:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """The configuration without options that do not change outputs within the context: dropout, a window as long as the
-    context, a scale equal to the default, the backend of experts."""
+    """The configuration without options that do not change outputs within the context, such as dropout, a window as
+    long as the context, a scale equal to the default, and the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value

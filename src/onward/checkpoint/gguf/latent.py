@@ -141,9 +141,9 @@ def yarn_weight(keys: Keys) -> float:
 def latent_parts(
     keys: Keys, sizes: Parts, part: LatentAttention, weight: float, own: float, gating: int = SOFTMAX
 ) -> Parts:
-    """The parts of a decoder with DeepSeek's feed-forwards and the attention `part`, whose scale is set here if YaRN
-    needs it. `weight` and `own` are the weights of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim`
-    and `mscale` of the published models; `gating` is the default routing."""
+    """The parts of a decoder with DeepSeek's feed-forwards and the attention `part`, whose scale is set here for YaRN
+    and linear scaling. `weight` and `own` are the weights of YaRN's magnitude in the scores and in the rotation,
+    `mscale_all_dim` and `mscale` of the published models; `gating` is the default routing."""
     layers = sizes["n_layers"]
     position = rotary(keys, sizes | {"d_head": part.d_rope})
     sparse = layers > keys.number("leading_dense_block_count", 0)
