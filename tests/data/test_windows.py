@@ -22,7 +22,7 @@ PACKS = st.sampled_from(["stream", "documents"])
 
 
 def text(count: int, first: int = 0) -> Tokens:
-    """A text in which each token id equals its index."""
+    """A text whose token ids count up from `first`."""
     return Tokens.of(np.arange(first, first + count, dtype=np.uint32))
 
 
