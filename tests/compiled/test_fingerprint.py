@@ -213,7 +213,7 @@ def test_file_that_cannot_be_written_is_a_warning_not_an_error_of_the_request(tm
     assert same(found, answer(model))
 
 
-def test_name_of_a_model_is_that_of_its_copies_and_of_other_processes() -> None:
+def test_name_of_a_model_is_that_of_its_copies_and_of_equal_models() -> None:
     model = model_of()
     names = {fingerprint(model), fingerprint(model_of()), fingerprint(deepcopy(model))}
     assert len(names) == 1
