@@ -132,7 +132,7 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def folded(self, c: DecoderConfig) -> DecoderConfig:
-        """The decoder without the factors that the file's tensors contain."""
+        """The decoder as the file describes it, such as without the factors that the file's tensors contain."""
         return c
 
     def numbers(self, keys: Keys) -> dict[str, float]:

@@ -193,7 +193,7 @@ OTHERS = (
     Architecture("starcoder2", ("starcoder2",), starcoder2, same_epsilon),
     Architecture("stablelm", ("stablelm",), stablelm, stablelm_keys, head="required", partial=True),
 )
-FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried first for models of no family
+FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried next, after those of the model's family
 SEEING = {  # decoders of models that also take images -> the architecture that computes the same for text
     "qwen2vl": "qwen2",
     "qwen3vl": "qwen3",

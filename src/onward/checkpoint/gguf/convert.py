@@ -254,7 +254,7 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         return part
 
     def feed_forward(part: Any) -> Any:
-        if isinstance(part, Experts):  # the sum of the weights is hardly ever below the minimum
+        if isinstance(part, Experts):  # the sum of the routing weights is hardly ever below the minimum
             router = replace(part.router, min_sum=1e-20) if part.router.min_sum < 1e-4 else part.router
             part = replace(part, backend="auto", router=router)
         return replace(part, d_ff=part.width(c)) if hasattr(part, "width") else part
@@ -321,7 +321,8 @@ def write_model(
     progress: Callable[[int], object] = lambda done: None,
     tokens: Sequence[int] = (),
 ) -> None:
-    """Write the planned file. For K types, errors are weighted by the importance of columns, measured on `tokens`."""
+    """Write the planned file. With `tokens`, errors of K types are weighted by the importance of columns on these
+    tokens."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
     columns = by_their_names(plan.architecture, model, importance(model, tokens)) if tokens else {}
     write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress, columns)
