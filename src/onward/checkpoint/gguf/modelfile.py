@@ -27,7 +27,7 @@ def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter
     elif template := go_template(tokenizer):
         lines.append(f'TEMPLATE """{template}"""')
     else:
-        lines.append("# No TEMPLATE, because the chat template is not a fixed text around each message.")
+        lines.append("# The chat template is that of the GGUF file: it is not a fixed text around each message.")
     return "\n".join(lines) + "\n"
 
 
