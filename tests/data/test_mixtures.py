@@ -144,7 +144,7 @@ def test_texts_take_weights_that_change_and_run_json_keeps_them(tmp_path: Path) 
     assert int(second[16:].sum()) == 13  # 16 * 4 / 5
     list(run.train())
     last = [row for row in metrics(tmp_path / "run") if "validation_loss" in row][-1]
-    assert last["set_loss/first"] < last["validation_loss"] < last["set_loss/second"], "the run has seen more of the first"
+    assert last["set_loss/first"] < last["validation_loss"] < last["set_loss/second"], "more of the first is seen"
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

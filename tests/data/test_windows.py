@@ -75,7 +75,7 @@ def test_each_epoch_has_every_window_of_all_sources_once(
     sample = windows.read(range(epoch * len(windows), (epoch + 1) * len(windows)))
     assert sample.positions is None
     assert bool((sample.targets == sample.tokens + 1).all()), "the target is the next token"
-    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each window is a passage of the text"
+    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a passage of the text"
     assert (np.diff(np.sort(starts(sample))) == length).all(), "they follow one another without overlap"
     targets, fitting = count - 1, (count - 1) // length
     if fitting < SHIFTING:
