@@ -22,7 +22,7 @@ from onward.training import GRPO, PolicyGradient, optimizers, reward_of
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--sft-steps", type=int, default=250, help="steps of supervised fine-tuning (default: 250)")
 parser.add_argument("--steps", type=int, default=200, help="steps of GRPO (default: 200)")
-parser.add_argument("--sums", type=int, default=64, help="sums in a step of either (default: 64)")
+parser.add_argument("--sums", type=int, default=64, help="sums per step in both stages (default: 64)")
 parser.add_argument("--seed", type=int, default=0, help="seed of weights, sums and samples (default: 0)")
 parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
 options = parser.parse_args()

@@ -74,7 +74,7 @@ for name, model in models.items():
     if reach > T:
         print(f", {math.exp(losses[2 * T :].mean()):6.2f} at positions {2 * T} to {LONGER * T - 1}")
     else:
-        print(", the last there are")
+        print(", the last of the table")
 
 picture = Picture(
     "Beyond the trained length",

@@ -1,9 +1,9 @@
-"""The memory of the KV cache by context length, from GPT-2 to Llama 3.
+"""The memory of the KV cache by context length, from GPT-2 to DeepSeek-V3.
 
 Each token stores a key and a value in every layer: 2 x layers x key/value heads x head size numbers. GPT-2 and the
-first Llamas have as many key/value heads as query heads; in Llama 2 70B and Llama 3, eight or four query heads share
-one key/value head (grouped-query attention); Mistral 7B keeps only the last 4,096 tokens, and DeepSeek-V3 one latent
-vector for all heads. --out writes the curves as a picture (.svg, .png, .html).
+first Llamas have as many key/value heads as query heads; in Llama 2 70B, eight query heads share one key/value head,
+and in Llama 3 8B four (grouped-query attention). Mistral 7B keeps only the last 4,096 tokens. DeepSeek-V3 stores one
+latent vector for all heads instead of keys and values. --out writes the curves as a picture (.svg, .png, .html).
 """
 
 import argparse
@@ -35,7 +35,7 @@ for name in MODELS:
 picture = Picture(
     "The memory of the KV cache",
     "Keys and values of one text in bf16. A cache grows with the context; fewer key/value heads lower the line, a "
-    "window ends it, a latent replaces all heads by one vector.",
+    "window bounds it, and a latent vector replaces the keys and values of all heads.",
     [curves("GB", [*range(7, 18)], gigabytes, x_name="tokens of context, as a power of two", log=True)],
 )
 if options.out:

@@ -1,4 +1,4 @@
-"""Chinchilla's table: the optimal training for each model size, by the three approaches of Hoffmann et al. and the
+"""Chinchilla's table: the optimal training run for each model size, by the three approaches of Hoffmann et al. and the
 re-fit of 2024.
 
 The columns are operations and tokens. Approaches 1 and 2 agree on about 20 tokens per parameter; the third recommended
@@ -32,7 +32,7 @@ best = {law.name: np.array([law.optimum(10**power) for power in powers]) for law
 x_name = "operations, as a power of ten"
 picture = Picture(
     "The best size and the best number of tokens",
-    "For each compute budget C = 6 N D. Where lines of the third picture are level, data grow with the model.",
+    "For each compute budget C = 6 N D. Where a line of the third chart is level, data grow as fast as the model.",
     [
         curves(name, powers.tolist(), {law: values(found) for law, found in best.items()}, x_name=x_name, log=True)
         for name, values in {

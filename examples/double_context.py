@@ -33,7 +33,7 @@ print(f"From {even:,} tokens on attention takes more operations than all weights
 
 picture = Picture(
     f"Doubling the context of {options.model}",
-    "Operations of the forward for one token, the mean over a text: those of the weights do not change, those of "
+    "Operations of the forward pass for one token, the mean over a text: those of the weights do not change, those of "
     "attention double with the context.",
     [
         curves(

@@ -74,8 +74,8 @@ kinds = [
 of_text = experts_of_tokens(Reading(model, tokenizer, "Return the value of a key, or 0."))
 picture = Picture(
     "Which token goes to which expert",
-    "Above, the share of each expert among the characters of a kind. Below, the experts of the characters of a "
-    "sentence, with the factor of the expert's output. Nobody told the routers which character belongs where; an "
+    "Above, the fraction of each kind of character that each expert gets. Below, the expert of each character of a "
+    "sentence, with its routing weight. Nobody told the routers which character belongs where; an "
     "auxiliary loss only keeps all experts in use.",
     [*kinds, *of_text.panels],
 )

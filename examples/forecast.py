@@ -52,8 +52,8 @@ points = np.full(len(budgets), np.nan)
 points[near] = losses
 picture = Picture(
     "A forecast from small runs",
-    "Two curves through the best runs of four budgets: with a loss that is never reached, and without one. They agree "
-    "where runs are, and part to the right of the mark.",
+    "Two power laws through the best runs of four budgets: one with a floor, and one without. They agree near the "
+    "runs, and diverge to the right of the mark.",
     [
         curves(
             "bits per byte",

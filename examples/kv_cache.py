@@ -22,7 +22,7 @@ from onward.reports import Picture, curves
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--length", type=int, default=512, help="the longest text, in tokens (default: 512)")
-parser.add_argument("--rounds", type=int, default=5, help="calls of which the fastest counts (default: 5)")
+parser.add_argument("--rounds", type=int, default=5, help="timed calls; the fastest counts (default: 5)")
 parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
 options = parser.parse_args()
 torch.manual_seed(0)
@@ -63,7 +63,7 @@ def read_again(length: int) -> Tensor:
 
 
 def continued(length: int) -> Tensor:
-    """The same logits, computed from the last of these tokens and the cache."""
+    """The logits (1, 1, V) after the first `length` tokens, computed from the last of them and the cache."""
     return model(text[:, length - 1 : length], torch.tensor([[length - 1]]), cache.view(length=length))
 
 
@@ -71,8 +71,8 @@ head = next(part.flops for part in part_sizes(config) if part.name == "head")
 
 
 def formula(length: int, cached: bool) -> float:
-    """Millions of operations: for the last token only if `cached`, otherwise for all tokens, with the logits of the
-    last. Each query is counted with `length` keys, because the kernel also computes masked scores."""
+    """Millions of operations: the blocks for the last token if `cached`, otherwise for all tokens, and the head for the
+    last token. Each query is counted with `length` keys, because the kernel also computes masked scores."""
     one = flops_per_token(config, length) - head
     return ((one if cached else length * one) + head) / 1e6
 
@@ -96,16 +96,16 @@ misses = (
     for name in mflops
     for length, found in zip(lengths, mflops[name])
 )
-print(f"The formulas miss what was counted by {max(misses):.1%} at most.")
+print(f"The formulas differ from the counts by at most {max(misses):.1%}.")
 print(f"The logits differ by {difference:.1e} at most.")
 total = [sum(values) for values in mflops.values()]
 print(f"Over these lengths the cache saves {1 - total[1] / total[0]:.1%} of the arithmetic.")
 
 picture = Picture(
     "What the KV cache saves",
-    "The arithmetic and the time of one more token after a text of a length. Without a cache, the whole text is read "
-    "again for each token; with one, keys and values of the text are kept, and only the new token passes through the "
-    "decoder.",
+    "The arithmetic and the time of one more token after texts of increasing length. Without a cache, the whole text "
+    "is read again for each token; with one, keys and values of the text are kept, and only the new token passes "
+    "through the decoder.",
     [
         curves("million multiplications and additions", lengths, mflops, x_name="tokens of text", log=True),
         curves("milliseconds", lengths, times, x_name="tokens of text", log=True),

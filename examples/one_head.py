@@ -64,7 +64,7 @@ print(f"Above the diagonal the largest weight is {weights.triu(1).max().item()}:
 changed = vectors.clone()
 changed[:, -1] = torch.randn(D)
 moved = (model(changed) - logits).abs().amax((0, 2))
-print(f"With another last vector, the largest change of the logits at each place:\n{moved.detach()}")
+print(f"With another last vector, the largest change of the logits at each position:\n{moved.detach()}")
 
 print(f"\nLogits of the last token:\n{logits[0, -1].detach()}")
 

@@ -30,7 +30,7 @@ settings.register_profile("onward", deadline=None, derandomize=True, max_example
 settings.load_profile("onward")
 for name in "CI", "BUILD_NUMBER":  # if set, pytest shows full differences, which takes hours for long lists
     os.environ.pop(name, None)
-os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test loses its power
+os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test simulates a power failure
 gc.disable()  # until all tests are collected: imports make millions of objects but little garbage
 # background jobs of a shell, and their children, ignore Ctrl-C
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -242,7 +242,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    secrets.randbits = random.Random(item.nodeid).getrandbits  # type: ignore[assignment]  # seeds of what is sampled without one
+    secrets.randbits = random.Random(item.nodeid).getrandbits  # type: ignore[assignment]  # seeds where none is given
 
 
 def pytest_collection_finish() -> None:

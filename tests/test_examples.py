@@ -102,7 +102,7 @@ class TestOneHead:
         assert "(1, 6, 20)" in printed("one_head")
 
     def test_last_vector_changes_no_logits_at_earlier_positions(self) -> None:
-        changes = re.search(r"each place:\ntensor\(\[(.*)\]\)", printed("one_head"))
+        changes = re.search(r"each position:\ntensor\(\[(.*)\]\)", printed("one_head"))
         assert changes
         *before, last = map(float, changes[1].split(","))
         assert before == [0.0] * 5
@@ -216,7 +216,7 @@ class TestKvCache:
     def test_cache_gives_the_same_logits_for_a_hundredth_of_the_arithmetic(self, tmp_path: Path) -> None:
         text = printed("kv_cache", "--length", "256", "--rounds", "1", "--out", str(tmp_path / "cache.svg"))
         assert number("differ by # at most", text) < 1e-5
-        assert number("counted by #%", text) < 1
+        assert number("by at most #%", text) < 1
         rows = re.findall(rf"^ +(\d+) +{NUMBER} MFLOP.*?ms +{NUMBER} MFLOP", text, re.M)
         without, cached = ([float(row[i].replace(",", "")) for row in rows] for i in (1, 2))
         assert without[-1] / without[0] > 256 / 32  # with attention, the cost grows faster than the length

@@ -53,7 +53,7 @@ def heading(title: str) -> tuple[str, str]:
 
 
 def command_page(name: str) -> str:
-    """Return the page of a command: its help with its examples, and its options."""
+    """Return the page of a command: its help with its examples, its options and, for finetune, the methods."""
     lines = [f"# onward {name}\n", help_page(module_of(name).ABOUT), ""]
     for title, rows in option_groups(name).items():
         elsewhere = [row for row in rows if row in shared_groups().get(title, ())]
@@ -121,7 +121,8 @@ def option(argument: Argument) -> Definition:
 
 
 def notes(argument: Argument) -> Iterable[str]:
-    """Yield whether an option is required, its default, and its choices if they are too many for its placeholder."""
+    """Yield notes on an option: whether it is required, its default, whether it may be repeated, and its choices if its
+    placeholder does not list them."""
     if argument.required:
         yield "required"
     elif argument.is_switch and argument.default:

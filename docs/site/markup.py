@@ -20,7 +20,7 @@ class Definition:
 
 
 def escaped(text: str) -> str:
-    """Return text with all Markdown and HTML markup escaped, except for code in backticks."""
+    """Return text with HTML and the characters *, _, [ and ] escaped, except in code in backticks."""
     parts = CODE.split(text)
     plain = lambda part: re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False))
     return "".join(part if i % 2 else plain(part) for i, part in enumerate(parts))
@@ -40,7 +40,7 @@ def inline(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return code as HTML, in which a line may break after each | and before each value."""
+    """Return code as HTML, in which a line may break after each |."""
     return f"<code>{html.escape(text, quote=False).replace('|', '|<wbr>')}</code>"
 
 

@@ -1,4 +1,4 @@
-"""The order of the pages: a tab for each of learn, use, build and look up."""
+"""The order of the pages, in the tabs Home, Learn, Use, Build and Look up."""
 
 from collections.abc import Iterable, Mapping
 

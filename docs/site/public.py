@@ -126,8 +126,8 @@ class Spelled:
 
 
 def signature(value: Any) -> str:
-    """Return the signature of a function or a class, without the modules of types, which may change; for any other
-    value, return its type."""
+    """Return the signature of a function or a class, without the modules of types, which may change, or "" if it has
+    none; for any other value, return its type."""
     if not callable(value):
         return f": {type(value).__name__}"
     try:

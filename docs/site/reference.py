@@ -51,7 +51,8 @@ def public_methods(value: type) -> Iterator[tuple[str, Any]]:
 
 
 def call(name: str, value: Any) -> str:
-    """Return the signature of a function or class as a Python code block; "" for a property."""
+    """Return the signature of a function or class as a Python code block; "" for a property or if there is no
+    signature."""
     if isinstance(value, property):
         return ""
     try:
@@ -93,7 +94,7 @@ def field_list(name: str, value: type) -> str:
 
 
 def glossary_page() -> str:
-    """Return the glossary: each term with its other names, its chapter and its name in the code."""
+    """Return the glossary: each term with its other names, its name in the code, its chapter and its guide."""
     titles = {one.number: (one.title, one.path.name) for one in chapters()}
     lines = ["# Glossary\n", "`onward help nucleus` shows an entry in the terminal.\n"]
     for entry in glossary():

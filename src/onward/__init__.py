@@ -3,7 +3,7 @@
 >>> lm = onward.load("runs/mybook")
 >>> lm.generate("Once upon", max_new_tokens=50, temperature=0.8, seed=1)
 
-Names are imported when they are first used, so that `import onward` takes no time.
+Names are imported when they are first used, so that `import onward` is fast.
 """
 
 from onward.base import handed

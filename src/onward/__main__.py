@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-FEW_COLLECTIONS = 100_000  # allocations between garbage collections, which add 0.3 s to the import of torch
+FEW_COLLECTIONS = 100_000  # allocations between garbage collections; Python's default adds 0.3 s to the import of torch
 
 
 def main() -> int:

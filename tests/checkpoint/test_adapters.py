@@ -256,7 +256,7 @@ def test_an_adapter_that_does_not_fit_is_one_sentence(lm: Path, poems: Path, tmp
     routed = {"base_model.model.model.layers.0.mlp.gate.lora_A.weight": torch.ones(2, 2)}
     save_file(routed, changed(poems, tmp_path / "router") / "adapter_model.safetensors")
     for message, folder in {
-        "ranks or factors differ": per_expert(
+        "ranks or scalings differ": per_expert(
             tmp_path / "mixtral", tmp_path / "ranks", ranks=(2, 3), rank_pattern={r"experts\.[1357]\.w.": 3}
         ),
         "DoRA, which stacks do not support": per_expert(tmp_path / "mixtral", tmp_path / "dora", use_dora=True),

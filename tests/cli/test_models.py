@@ -1,4 +1,4 @@
-"""onward models, as a user types it."""
+"""The command `onward models`."""
 
 import json
 from pathlib import Path

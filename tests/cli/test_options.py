@@ -179,7 +179,7 @@ def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
         del sys.modules[own_module], Position.kinds["own_position"]
         assert main(command.split()) == 2
         assert f"if you trust its code, give --import {own_module} (in Python," in capsys.readouterr().err
-        assert own_module not in sys.modules, "a folder has no code run"
+        assert own_module not in sys.modules, "a folder cannot run code"
         assert main([*command.split(), "--import", own_module]) == 0
 
 
@@ -194,7 +194,7 @@ def test_a_run_with_a_librarys_optimizer_is_resumed_only_with_its_import(
     capsys.readouterr()
     assert main(["train", "--resume", "run"]) == 2
     assert f"run was started with code from {own_module}: if you trust" in capsys.readouterr().err
-    assert own_module not in sys.modules, "a folder has no code run"
+    assert own_module not in sys.modules, "a folder cannot run code"
     assert main(["train", "--resume", "run", "--import", own_module]) == 0
 
 

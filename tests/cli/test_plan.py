@@ -158,7 +158,6 @@ def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) ->
 
 @pytest.mark.long
 def test_plan_of_a_long_window_recomputes_and_divides_it(capsys: Any) -> None:
-    """Without recomputation, and without a context axis, no mesh fits."""
     words = "gpt2", "--context", "1024", "--batch", "64", "--memory", "2.5GB"
     found = planned(capsys, *words, "--devices", "4xh100")
     chosen = next(name for name in found if name.startswith("meshes of ")).partition(": ")[2]

@@ -1,4 +1,4 @@
-"""The card of a model contains only recorded facts, and a push uploads only the model."""
+"""The card of a model contains only recorded facts, and a push uploads only the model and its card."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""onward quantize: a folder that loads bit-for-bit identical, the error of each layer, and mistakes in one sentence."""
+"""onward quantize: a folder whose model is bit-for-bit that of --quantize, the error of each layer, and mistakes in one
+sentence."""
 
 import json
 from pathlib import Path

@@ -13,7 +13,7 @@ from onward.cli import main
 from support.ranks import run_ranks
 
 
-def test_quickstart_ends_with_figures_samples_a_report_and_three_commands(
+def test_quickstart_ends_with_figures_samples_a_report_and_four_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -132,7 +132,7 @@ def outcome(seed: int, tiny_run: Path, story_file: Path, folder: Path) -> tuple[
     (place := folder / str(seed)).mkdir()
     found = shell(line, tiny_run, story_file, place, PYTHONIOENCODING=some.choice(ENCODINGS))
     silent = "Traceback" not in found.stderr and "Exception ignored" not in found.stderr
-    # except commands that need no standard output
+    # train and chat may end without output
     lost = target in (">&-", ">/dev/full") and not command.startswith(("train", "chat"))
     said = bool(errors) or any(text.startswith("onward: ") for text in found.stderr.splitlines())
     ended = {0: not lost, 2: said}.get(found.returncode, False)

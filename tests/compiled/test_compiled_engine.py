@@ -51,7 +51,8 @@ RECURRENT = (
 
 
 def random_config(random: Random) -> DecoderConfig:
-    """Soft caps, windows, sinks, partial rotations, parallel blocks, biases and norms, in any combination."""
+    """Soft caps, windows, sinks, partial rotations, parallel blocks, biases, norms and recurrent layers, in any
+    combination."""
     heads = random.choice([2, 4])
 
     def attention() -> SelfAttention:
@@ -86,7 +87,7 @@ def random_config(random: Random) -> DecoderConfig:
 @dataclass
 class Steps:
     """A constraint: each token exceeds the previous one by at most `most`, modulo the vocabulary size; the answer ends
-    after `last`."""
+    after at most `last` tokens."""
 
     most: int
     last: int

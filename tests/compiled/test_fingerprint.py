@@ -78,7 +78,7 @@ def test_compiled_and_plain_steps_agree_after_and_amid_an_edit(name: str) -> Non
             during.append(answer(model, compile_after, partial(EDITS[name], model, stack), at=4))
             gc.collect()
             after.append(answer(model, compile_after))
-        assert same(answer(model, compile_after), answer(model)), "and when it is undone"
+        assert same(answer(model, compile_after), answer(model)), "also after the edit is undone"
     assert same(during[0], during[1])
     assert same(after[0], after[1])
     assert not same(unedited, after[0], 0), "the edit changes the answer"
@@ -213,7 +213,7 @@ def test_file_that_cannot_be_written_is_a_warning_not_an_error_of_the_request(tm
     assert same(found, answer(model))
 
 
-def test_name_of_a_model_is_that_of_its_copies_and_of_other_processes() -> None:
+def test_name_of_a_model_is_that_of_its_copies_and_of_equal_models() -> None:
     model = model_of()
     names = {fingerprint(model), fingerprint(model_of()), fingerprint(deepcopy(model))}
     assert len(names) == 1

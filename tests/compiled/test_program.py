@@ -122,7 +122,7 @@ def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     assert answers(model, 0) == plain
     free = POOLS[model].free
     assert sum(map(len, free.values())) == 3, "a program for each number of rows"
-    assert answers(model, 0) == plain, "and again, with the programs there are"
+    assert answers(model, 0) == plain, "and again, with the existing programs"
     assert sum(map(len, free.values())) == 3
 
 

@@ -1,4 +1,4 @@
-"""Meshes as values: their text form, and invalid meshes."""
+"""Meshes: their text format, invalid meshes, and sizes that a tensor axis cannot divide."""
 
 import pytest
 from hypothesis import given

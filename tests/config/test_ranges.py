@@ -1,5 +1,5 @@
-"""Every number of a decoder, a run or a request has a range, which is checked for values from Python, from text and
-from files."""
+"""The numbers of a decoder, a run or a request, except seeds, have ranges, which are checked for values from Python,
+from text and from files."""
 
 import math
 from fractions import Fraction

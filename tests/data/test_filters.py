@@ -88,5 +88,5 @@ def test_ngram_fractions_equal_a_count_by_hand(words: list[str], n: int) -> None
 
 
 @given(st.text())
-def test_any_text_fails_some_filter(text: str) -> None:
+def test_short_texts_fail_some_filter(text: str) -> None:
     assert failed_filter(Filters(gopher=True), text) in GOPHER

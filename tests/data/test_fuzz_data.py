@@ -183,7 +183,7 @@ def blank(random: Random, folder: Path) -> Case:
 
 
 def large(random: Random, folder: Path) -> Case:
-    """Lines of some megabytes, deep nesting, many lines, or a file that is small only when compressed."""
+    """Lines of up to 2 MiB, deep nesting or many lines, possibly compressed."""
     size = 1 << random.randrange(10, 22)
     lines = [
         b"a" * size,

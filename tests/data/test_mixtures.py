@@ -46,7 +46,7 @@ def test_shares_are_those_of_the_weights(counts: list[int], data: st.DataObject)
         own = made.tokens[made.numbers[SET] == i]
         assert abs(len(own) - sum(counts) * weight / sum(weights)) <= 0.5
         times = np.bincount(own.astype(int) - 100 * i, minlength=count)
-        assert times.max() - times.min() <= 1, "no example comes twice more often than another"
+        assert times.max() - times.min() <= 1, "the examples of a set occur equally often, up to one"
     assert np.array_equal(made.tokens, weighted(mixture, weights, 0).tokens)
 
 
@@ -144,7 +144,7 @@ def test_texts_take_weights_that_change_and_run_json_keeps_them(tmp_path: Path) 
     assert int(second[16:].sum()) == 13  # 16 * 4 / 5
     list(run.train())
     last = [row for row in metrics(tmp_path / "run") if "validation_loss" in row][-1]
-    assert last["set_loss/first"] < last["validation_loss"] < last["set_loss/second"], "of the first it has seen more"
+    assert last["set_loss/first"] < last["validation_loss"] < last["set_loss/second"], "more of the first is seen"
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {

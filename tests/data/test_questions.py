@@ -1,4 +1,4 @@
-"""Questions about Python, made of its documentation."""
+"""Questions about Python, made from its documentation."""
 
 import ast
 import inspect

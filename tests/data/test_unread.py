@@ -50,7 +50,7 @@ def trained(example: Example, number: int = 0) -> str:
     return NAMES.inner.decode([i for i, own in zip(one.tokens, one.trained) if own], skip_special_tokens=False)
 
 
-FORMS: dict[str, tuple[Any, dict[str, Any]]] = {  # the function that makes examples, and a row of messages
+FORMS: dict[str, tuple[Any, dict[str, Any]]] = {  # the function that makes examples, and a row
     "messages": (supervised, {"messages": [user, answer]}),
     "completions": (supervised, {"prompt": [user], "completion": [answer]}),
     "preferences": (preferred, {"prompt": [user], "chosen": [answer], "rejected": [worse]}),

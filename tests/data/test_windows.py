@@ -22,7 +22,7 @@ PACKS = st.sampled_from(["stream", "documents"])
 
 
 def text(count: int, first: int = 0) -> Tokens:
-    """A text in which each token id equals its index."""
+    """A text whose token ids count up from `first`."""
     return Tokens.of(np.arange(first, first + count, dtype=np.uint32))
 
 
@@ -75,7 +75,7 @@ def test_each_epoch_has_every_window_of_all_sources_once(
     sample = windows.read(range(epoch * len(windows), (epoch + 1) * len(windows)))
     assert sample.positions is None
     assert bool((sample.targets == sample.tokens + 1).all()), "the target is the next token"
-    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a stretch of the text"
+    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a passage of the text"
     assert (np.diff(np.sort(starts(sample))) == length).all(), "they follow one another without overlap"
     targets, fitting = count - 1, (count - 1) // length
     if fitting < SHIFTING:
@@ -139,7 +139,7 @@ def test_with_weights_each_source_has_its_own_epochs() -> None:
         assert len(epochs) > 5
         assert (np.diff(np.sort(epochs), axis=1) == 4).all()
     found = starts(Windows([text(2000), text(2000, 2000)], 4, 3, weights=(1, 1)).read(range(900)))
-    assert np.mean(found[found < 2000] == found[found >= 2000] - 2000) < 0.1, "and its own order"
+    assert np.mean(found[found < 2000] == found[found >= 2000] - 2000) < 0.1, "each source has its own order"
 
 
 def plain(lengths: Sequence[int], first: int, length: int) -> tuple[list[int], list[int], list[int]]:
@@ -187,7 +187,7 @@ def test_validation_predicts_every_token_but_the_first_once(size: tuple[int, int
     tokens, targets = (np.concatenate([arrays(b)[part] for b in batches]) for part in (0, 1))
     known = targets >= 0
     assert sorted(targets[known]) == list(range(1, count))
-    assert known.any(1).all(), "no window is for nothing"
+    assert known.any(1).all(), "each window has a target"
     assert (tokens[known] == targets[known] - 1).all()
     assert (tokens >= 0).all(), "also where the text has ended"
 
@@ -237,4 +237,4 @@ def test_take_leaves_out_what_is_skipped(position: int, number: int, skipped: li
     assert behind == (taken[-1] + 1 if taken else position)
     again, end = take(position, number // 2, skipped)
     rest, end = take(end, number - number // 2, skipped)
-    assert (again + rest, end) == (taken, behind), "in pieces it is the same"
+    assert (again + rest, end) == (taken, behind), "the same in two calls"

@@ -1,4 +1,4 @@
-"""In-context learning: probabilities match a separate model call each, for several kinds of prompts."""
+"""In-context learning: probabilities match those of separate model calls, for several kinds of prompts."""
 
 import json
 import math

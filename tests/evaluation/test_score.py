@@ -28,7 +28,7 @@ def test_windows_predict_every_token_but_the_first_once(count: int, length: int,
     assert [i for _, first, end in spans for i in range(first, end)] == list(range(1, count))
     for start, first, end in spans:
         assert 0 <= start < first < end <= start + length + 1
-        assert start == 0 or first - start >= length - stride, "with that much before it"
+        assert start == 0 or first - start >= length - stride, "at least length - stride tokens come before"
 
 
 @torch.no_grad()

@@ -25,7 +25,7 @@ PLURALS = ["cat", "dog", "tree", "house", "bird", "river", "stone", "cloud", "ro
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text of 2,000 words, all passages different, with words and their plurals."""
+    """A text of 2,000 random nouns, in singular and plural."""
     rng, path = random.Random(0), tmp_path_factory.mktemp("books") / "book.txt"
     path.write_text(" ".join(rng.choice(PLURALS) + rng.choice(["", "s"]) for _ in range(2000)), encoding="utf-8")
     return path

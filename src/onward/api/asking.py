@@ -54,12 +54,13 @@ def ask(
     progress: Progress = silent,
 ) -> Asked:
     """Write an example for each passage of the documents to out/examples.jsonl, but every tenth (of fewer than ten, the
-    last) to out/held-out.jsonl. Passages that do not fit into the context are left out.
+    last) to out/held-out.jsonl. Passages that do not fit into the context of `model`, or into 1,024 tokens, are left
+    out.
 
     The questions are written by the model `judge_model` at the address `judge` or, without an address, by `model` if it
     has a chat template. Without either, or if a reply is not a question, the question is made from the passage's
-    headings. Answers are shortened to fit into the context of `model`. `most` is the maximum number of passages, evenly
-    spaced (0: all)."""
+    headings. Answers are shortened to 512 tokens or, if that is less, two thirds of the context. `most` is the maximum
+    number of passages, evenly spaced (0: all)."""
     if judge:
         if not judge_model:
             raise UserError(f"judge is {judge}, an address without a model: name its model with --judge-model")
@@ -87,7 +88,7 @@ def ask(
     rows = [row for row in rows if len(encoder.conversation(row["messages"]).tokens) <= min(length, ROW)]
     if len(rows) < 2:
         raise UserError(
-            f"{sources[0]} has no passage that fits into the {length:,} tokens of {model}: use another base"
+            f"{sources[0]} has fewer than two passages that fit into the {length:,} tokens of {model}: use another base"
         )
     step = min(HELD_OUT, len(rows))
     parts = {

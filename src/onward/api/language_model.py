@@ -67,7 +67,8 @@ class LanguageModel(TextModel):
     """A model and its tokenizer, as `onward.load` returns them: generates text.
 
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
-    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
+    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names raise a
+    UserError.
     """
 
     draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
@@ -98,7 +99,8 @@ class LanguageModel(TextModel):
         choices or, without choices, with generated text, as the task defines. `run_code` allows tasks that run programs
         written by the model. Results in `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are reused,
         and new results are added to it. `progress` is called with (task, number of finished choices or answers, their
-        total number). Raises a UserError for an unknown task, and for a file that cannot be read.
+        total number). Raises a UserError for an unknown task, for a task that runs programs without `run_code`, and for
+        a file that cannot be read.
         """
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
         for task in chosen:
@@ -171,7 +173,7 @@ class LanguageModel(TextModel):
     ) -> list[list[Completion]]:
         """Return n completions for each prompt, a text or a list of token ids, all computed together.
 
-        By default an answer has at most 256 tokens, or as many as the context has room for. Keyword arguments are the
+        By default an answer has at most 256 tokens, or fewer if the context has less room. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
         seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised, its text breaks
         the JSON schema) has the finish_reason "error" and an `error`; the others are as they would be without it.
@@ -254,15 +256,16 @@ class LanguageModel(TextModel):
         """Return an engine, which computes many requests together, for this model and tokenizer.
 
         At most `rows` requests are active at a time. `cache` holds their keys and values; the default cache grows. With
-        `slide`, a request whose context is full continues from its later half. While other requests decode, a
-        longer prompt is prefilled in pieces of `prefill_budget` tokens. For defaults see `generation.engine.Engine`.
+        `slide`, a request whose context is full continues from its later half. While other requests decode, a prompt of
+        more than `prefill_budget` tokens is prefilled in pieces of this length. For defaults see
+        `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the multi-token
         prediction layer in the model's files. Alternatively, `lookup` is the number of tokens to propose from earlier
-        text: 0 for none; with None (the default), the model's draft head proposes tokens, if it has one, or else
-        lookup, as many as save time (`generation.drafts.paced`). `prompt_cache` is a folder that keeps the keys and
-        values of prompts, at most `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with
-        another vocabulary, and if `draft` and `lookup` are both given.
+        text: 0 for none; with None (the default), the model's draft head proposes tokens, or without one, lookup while
+        it saves time (`generation.drafts.paced`). `prompt_cache` is a folder that keeps the keys and values of prompts,
+        at most `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with another vocabulary,
+        and if `draft` and `lookup` are both given.
         """
         tokenizer = self.text()
         if isinstance(draft, LanguageModel) and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():

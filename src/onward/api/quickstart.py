@@ -97,7 +97,7 @@ def options_of(folder: Path) -> dict[str, Any]:
 
 
 def held_out_answers() -> dict[str, str]:
-    """Right answers to the held-out questions, by function; no run trains on them."""
+    """Right answers to the held-out questions, by function; no fine-tuning run trains on them."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 

@@ -32,8 +32,8 @@ def train(
     `out`, and return it.
 
     `config` are the fields of RunConfig, such as tokenizer="char", steps=100 or model={"n_layers": 2}; `on_event` is
-    called with a Step after each step and with a Validation after each validation; by default it shows the progress on
-    standard error, if that is a terminal or a notebook. `onward train --resume` continues a run that was stopped.
+    called with a Step after each step and with a Validation after each validation; by default it shows the progress in
+    a notebook or, if standard error is a terminal, there. `onward train --resume` continues a run that was stopped.
     """
     return trained(RunConfig, sources, out, on_event, config)
 

@@ -39,13 +39,13 @@ def save(
     or, to a path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
-    `dtype` is the dtype of the weights in a GGUF file, by default the dtype of the model. Raises a UserError, before
-    any file is written, if no architecture of llama.cpp computes the same function as this model. `accept` names
-    differences that llama.cpp's computation may have: "epsilon" (the norms of latents use the epsilon of the other
-    norms), "gelu" (the tanh form in place of the exact one), "phimoe" (RMSNorm and a plain softmax in Phi-3.5-MoE),
-    "ramp" (YaRN's ramp, rounded to whole pairs), "step" (no minimum step size in Mamba-2), "window" (no sliding
-    window). `importance` is a text like those that the model will read: in a file of dtype q4_k_m, q5_k_m or q6_k,
-    weights with large inputs on this text keep more precision.
+    `dtype` is the dtype of the weights in a GGUF file, by default the dtype of the model. For a GGUF file, raises a
+    UserError, before anything is written, if no architecture of llama.cpp computes the same function as this model.
+    `accept` names differences that llama.cpp's computation may have: "epsilon" (the norms of latents use the epsilon of
+    the other norms), "gelu" (the tanh form in place of the exact one), "phimoe" (RMSNorm and a plain softmax in
+    Phi-3.5-MoE), "ramp" (YaRN's ramp, rounded to whole pairs), "step" (no minimum step size in Mamba-2), "window" (no
+    sliding window). `importance` is a text like those that the model will read: in a file of dtype q4_k_m, q5_k_m or
+    q6_k, weights with large inputs on this text keep more precision.
     """
     if names := adapter_names(lm.model):
         raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")

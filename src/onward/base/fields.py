@@ -38,7 +38,7 @@ from onward.base.suggestions import nearest
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Part")
-# options of the fields whose option has another name
+# fields whose option has another name
 FLAGS = {"base_model": "--base", "imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # numbers of this size or more are written with a power of ten
 SUM = "sum"  # the kind of a weighted sum of parts

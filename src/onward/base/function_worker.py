@@ -149,9 +149,9 @@ def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]
     """Call a function of the user for `columns`, lists by field name, and return its values as a list. The function may
     be asynchronous, and so may each of its values.
 
-    Prompts, completions and answers are given by position, and other columns by name if the function has a parameter
-    of that name or **kwargs. All columns are given by name if the function has fewer than three positional parameters,
-    or if one of the first three has the name of another column.
+    Prompts, completions and answers are given by position, and other columns by name if the function has a parameter of
+    that name or **kwargs. Without *args, all columns are given by name if the function has fewer than three positional
+    parameters, or if one of the first three has the name of another column.
     """
     parameters = inspect.signature(function).parameters
     kinds = {one.kind for one in parameters.values()}

@@ -7,4 +7,4 @@ if TYPE_CHECKING:
 
 describe: "Callable[[object], str | None]" = lambda value: None  # an object as HTML, for a notebook
 define_kinds: "Callable[[], object]" = lambda: None  # defines all kinds of parts, including those of families
-tried: "Callable[[object], object]" = lambda config: config  # the cache entries of a decoder's layers with custom parts
+tried: "Callable[[object], object]" = lambda config: config  # the tensors that each layer of a decoder caches

@@ -1,4 +1,5 @@
-"""Suggestions for an unknown name: known names with the same meaning, the same last component or similar letters."""
+"""Suggestions for an unknown name: known names with the same meaning, last component or beginning, or with similar
+letters."""
 
 import difflib
 import re

@@ -2,7 +2,7 @@
 
 `onward finetune MODEL --method draft` writes it as MODEL/draft, where `onward.load` finds it. A draft head does not
 affect the generated text, but its drafts are good only for the model that it was trained on: `mismatch` compares
-tokenizer, sizes and weights.
+checksums of the tokenizer and of rows of each weight.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
     if is_adapter(folder) or not is_draft_head(place):
         return None
     if reason := mismatch(place, folder):
-        warnings.warn(ForeignDraft(f"{reason} (until then, there are no drafts)"), stacklevel=2)
+        warnings.warn(ForeignDraft(f"{reason} (until then, it is not used)"), stacklevel=2)
         return None
     return load_draft_head(place, model)
 

@@ -100,7 +100,7 @@ def to_ours(
         if not stacked and source.quantized and moves_rows(into, source.shape[0]):
             read = stored_codes(source.quantized, into, source.shape[0], device)
         elif names[0] in precisions:
-            # a few rows at a time, so that memory never holds all plain weights and all integers
+            # if possible a few rows at a time, so that memory does not hold a whole plain weight
             if into is same:
                 plain = partial(checked_rows, source, kept, device, pieces[0], allow_nonfinite)
             else:
@@ -233,7 +233,7 @@ def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """Return the stored tensors for `wanted`, tensors on the meta device by name; files may omit the family's prefix,
-    and all biases of routers."""
+    and all routing biases."""
     left, matched = with_routing_biases(family, config, wanted, stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)

@@ -132,7 +132,7 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def folded(self, c: DecoderConfig) -> DecoderConfig:
-        """The decoder without the factors that the file's tensors contain."""
+        """The decoder as the file describes it, such as without the factors that the file's tensors contain."""
         return c
 
     def numbers(self, keys: Keys) -> dict[str, float]:
@@ -140,7 +140,7 @@ class Architecture:
         return {}
 
     def number_keys(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The metadata keys for these parameters."""
+        """The metadata keys for the parameters that `numbers` reads."""
         return {}
 
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:

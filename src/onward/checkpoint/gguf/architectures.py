@@ -2,10 +2,10 @@
 names.
 
 Each architecture is a value of ARCHITECTURES and is used for reading and for writing. A model is written in an
-architecture only if `config`, applied to the written keys, returns the model's own config; this comparison includes
-whatever llama.cpp fixes without a key. `config` describes the computation of llama.cpp (src/models/*.cpp), not that of
-the published model, where the two differ: GELU is the tanh form everywhere, and windows are ignored in llama, qwen2,
-starcoder2 and phi3.
+architecture only if `config`, applied to the written keys, returns the model's own config, except for differences that
+the user accepts; this comparison includes whatever llama.cpp fixes without a key. `config` describes the computation of
+llama.cpp (src/models/*.cpp), not that of the published model, where the two differ: GELU is the tanh form everywhere,
+and windows are ignored in llama, qwen2, starcoder2 and phi3.
 
 For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, except for the `sizes`,
 which are already read; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from
@@ -193,7 +193,7 @@ OTHERS = (
     Architecture("starcoder2", ("starcoder2",), starcoder2, same_epsilon),
     Architecture("stablelm", ("stablelm",), stablelm, stablelm_keys, head="required", partial=True),
 )
-FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried first for models of no family
+FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried next, after those of the model's family
 SEEING = {  # decoders of models that also take images -> the architecture that computes the same for text
     "qwen2vl": "qwen2",
     "qwen3vl": "qwen3",

@@ -100,7 +100,7 @@ def plan(
         raise UserError(f"this model has the adapter {names[0]}: merge it first with onward merge or merge_lora")
     dtype = dtype or DTYPE_NAMES[model.embed.weight.dtype]
     if dtype not in FILE_TYPES:
-        raise UserError(f"the model is {dtype}, which GGUF does not have: name another dtype, such as f32")
+        raise UserError(f"Cannot write a GGUF file in {dtype}: name another dtype, such as f32")
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
     matched = matching(model.config, meta, name, family, accept)
     head = "output.weight" if "output.weight" in matched.outlines else "token_embd.weight"
@@ -237,8 +237,8 @@ def dense_width(c: DecoderConfig) -> int:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """The configuration without options that do not change outputs within the context: dropout, a window as long as the
-    context, a scale equal to the default, the backend of experts."""
+    """The configuration without options that do not change outputs within the context, such as dropout, a window as
+    long as the context, a scale equal to the default, and the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
@@ -254,7 +254,7 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         return part
 
     def feed_forward(part: Any) -> Any:
-        if isinstance(part, Experts):  # the sum of the weights is hardly ever below the minimum
+        if isinstance(part, Experts):  # the sum of the routing weights is hardly ever below the minimum
             router = replace(part.router, min_sum=1e-20) if part.router.min_sum < 1e-4 else part.router
             part = replace(part, backend="auto", router=router)
         return replace(part, d_ff=part.width(c)) if hasattr(part, "width") else part
@@ -321,7 +321,8 @@ def write_model(
     progress: Callable[[int], object] = lambda done: None,
     tokens: Sequence[int] = (),
 ) -> None:
-    """Write the planned file. For K types, errors are weighted by the importance of columns, measured on `tokens`."""
+    """Write the planned file. With `tokens`, errors of K types are weighted by the importance of columns on these
+    tokens."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
     columns = by_their_names(plan.architecture, model, importance(model, tokens)) if tokens else {}
     write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress, columns)

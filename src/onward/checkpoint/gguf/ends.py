@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-NAMED = (  # tokens that end answers by their text, in every file that has them
+NAMED = (  # tokens that end answers by their text, apart from EXCEPTIONS
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
@@ -18,7 +18,7 @@ FILLING = {  # keys of tokens for filling in the middle that end answers -> thei
 DEFAULTS = {"llama": {"bos": 1, "eos": 2}}  # ids by kind of tokenizer, in files without the keys
 ANY_TOKEN = 11  # llama.cpp's default id of the end-of-text token in byte-level vocabularies
 CONTROLS = {*NAMED, *(text for texts in FILLING.values() for text in texts)}  # control tokens, whatever their type
-EXCEPTIONS = (  # tokens that do not end answers if the vocabulary has a token of each group
+EXCEPTIONS = (  # tokens that do not end answers if a token of each group does
     ("<|end|>", ({"<|return|>", "<|flush|>"}, {"<|call|>", "<|calls|>"})),  # ends only a part of an answer
     ("</s>", ({"<|tool_response>", "<|plamo:eos|>"},)),
 )

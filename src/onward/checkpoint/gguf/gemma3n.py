@@ -70,8 +70,8 @@ class Gemma3nArchitecture(Architecture):
             yield f"blk.{i}.altup_correct_scale.weight", f"blocks.{i}.output_scale"
 
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:
-        """The key and value weights of layers that share keys and values: llama.cpp requires these tensors but does not
-        use them."""
+        """Also the key and value tensors of layers that share keys and values, which llama.cpp requires but does not
+        use."""
         found, zero = super().constants(c), torch.zeros(())
         for i in range(c.n_layers):
             part = at(c.attention, i)

@@ -30,7 +30,7 @@ MODEL_INPUTS = {"token_embd": "embed", "model_proj": "project", "proj_norm": "no
 
 @dataclass(frozen=True)
 class Gemma4Architecture(Architecture):
-    IGNORED = rf"{Architecture.IGNORED}|\.attn_(k|v|k_norm)\.weight$"  # of layers that reuse earlier ones
+    IGNORED = rf"{Architecture.IGNORED}|\.attn_(k|v|k_norm)\.weight$"  # in layers that reuse keys and values
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
         yield from super().names(c)
@@ -56,8 +56,8 @@ def gemma4(keys: Keys, sizes: Parts) -> Parts:
     first_shared = layers - keys.number("attention.shared_kv_layers", 0)
     if first_shared < layers and [*map(bool, local[first_shared - 2 : first_shared])] != [True, False]:
         raise UserError(
-            "llama.cpp requires that, of the last two layers before those that share keys, one has a window and one "
-            "has none"
+            "llama.cpp requires that, of the last two layers before those that share keys, the first has a "
+            "window and the second has none"
         )
     d_head, wide, window = (
         keys.number(f"attention.{key}") for key in ("key_length_swa", "key_length", "sliding_window")

@@ -2,7 +2,8 @@
 
 Scales are found by weighted least squares: several roundings of a group are tried, each with the scale (and minimum)
 that fits it best, and the rounding with the least error is kept. Errors are weighted by the importance of their column,
-the mean square of the column's inputs (as in AWQ, Lin et al. 2023, section 3.1), and weighted more for large numbers.
+if it is given: the mean square of the column's inputs (as in AWQ, Lin et al. 2023, section 3.1), and weighted more for
+large numbers.
 
 Shapes: N blocks, G groups in a block, W numbers in a group.
 """

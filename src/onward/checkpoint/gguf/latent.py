@@ -40,8 +40,8 @@ from onward.families import Row, interleaved, linear
 
 @dataclass(frozen=True)
 class LatentArchitecture(Architecture):
-    """Latent attention: the projection from the latent is split into two tensors when a file is written, and joined
-    when it is read."""
+    """Latent attention: with `split`, the projection from the latent is split into two tensors when a file is written,
+    and joined when it is read."""
 
     paired: bool = True  # rotary positions pair element 2 i with 2 i + 1
     split: bool = True  # the file has two tensors for the projection from the latent
@@ -141,9 +141,9 @@ def yarn_weight(keys: Keys) -> float:
 def latent_parts(
     keys: Keys, sizes: Parts, part: LatentAttention, weight: float, own: float, gating: int = SOFTMAX
 ) -> Parts:
-    """The parts of a decoder with DeepSeek's feed-forwards and the attention `part`, whose scale is set here if YaRN
-    needs it. `weight` and `own` are the weights of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim`
-    and `mscale` of the published models; `gating` is the default routing."""
+    """The parts of a decoder with DeepSeek's feed-forwards and the attention `part`, whose scale is set here for YaRN
+    and linear scaling. `weight` and `own` are the weights of YaRN's magnitude in the scores and in the rotation,
+    `mscale_all_dim` and `mscale` of the published models; `gating` is the default routing."""
     layers = sizes["n_layers"]
     position = rotary(keys, sizes | {"d_head": part.d_rope})
     sparse = layers > keys.number("leading_dense_block_count", 0)
@@ -167,7 +167,7 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
     keys, position = latent_keys(c), at(c.position, 0)
     scaling = position.scaling if isinstance(position, Rotary) else None
     if keys.get("rope.scaling.yarn_log_multiplier") and isinstance(scaling, YaRNScaling):
-        keys["rope.scaling.attn_factor"] = scaling.magnitude  # llama.cpp has one weight for both here
+        keys["rope.scaling.attn_factor"] = scaling.magnitude  # llama.cpp has one weight for scores and rotation
     return keys
 
 

@@ -172,7 +172,7 @@ def windows_and_experts(c: DecoderConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cohere2MoeArchitecture(Architecture):
-    """llama.cpp averages the outputs of the experts and of the shared feed-forward; here, the weights contain the
+    """llama.cpp averages the outputs of the routed experts and of the shared expert; here, the weights contain the
     factor 1/2."""
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
@@ -201,7 +201,7 @@ def cohere2moe(keys: Keys, sizes: Parts) -> Parts:
 
 
 def averaged(part: Any, factor: float) -> Any:
-    """`part` with the weights of its experts multiplied by `factor`, if it also has a shared feed-forward."""
+    """`part` with its routing weights multiplied by `factor`, if it also has a shared expert."""
     if not getattr(part, "d_shared", 0):
         return part
     return replace(part, router=replace(part.router, scale=part.router.scale * factor))

@@ -1,5 +1,5 @@
-"""LoRA adapters as GGUF files, in the form of llama.cpp's convert_lora_to_gguf.py: for each adapted tensor of the base
-its two factors, `.lora_a` (R, I) and `.lora_b` (O, R), for stacks of experts with a leading axis.
+"""LoRA adapters as GGUF files, in the format of llama.cpp's convert_lora_to_gguf.py: for each adapted tensor of the
+base its two factors, `.lora_a` (R, I) and `.lora_b` (O, R), for stacks of experts with a leading axis.
 
 llama.cpp multiplies their product by alpha / R, where R is the rank of the tensor. It applies adapters only to tensors
 that its graphs multiply with one particular function, and ignores adapters of other tensors without a message.
@@ -115,14 +115,14 @@ def applied(their: str, latent: bool) -> bool:
 
 
 def alpha_of(adapters: Mapping[str, Adapter]) -> float:
-    """The alpha that gives most adapters their scaling, alpha / R."""
+    """The alpha for which the most adapters have the scaling alpha / R; 1.0 instead of 0."""
     alphas = [adapter.scaling * adapter.factors()[0].size(-2) for adapter in adapters.values()]
     return max(alphas, key=alphas.count) or 1.0
 
 
 def factors(own: list[Adapter | None], sizes: list[int], alpha: float) -> tuple[Tensor, Tensor]:
-    """The factors A (..., R, I) and B (..., O, R) of tensors that are joined along rows (`sizes`: the rows of each);
-    ranks are added, and scalings other than alpha / R are multiplied into B."""
+    """The factors A (..., R, I) and B (..., O, R) of tensors that are joined along rows (`sizes`: the number of rows of
+    each); ranks are added, and scalings other than alpha / R are multiplied into B."""
     parts = [one.factors() if one else None for one in own]
     first = next(part for part in parts if part)
     rank = sum(part[0].size(-2) for part in parts if part)

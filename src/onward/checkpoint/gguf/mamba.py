@@ -52,7 +52,7 @@ def mamba_layer(keys: Keys, eps: float) -> Mamba2:
 
 
 def mamba_of(c: DecoderConfig) -> Mamba2:
-    """A Mamba-2 layer of a decoder."""
+    """The first Mamba-2 layer of a decoder; Mamba2() if there is none."""
     parts = [at(c.attention, layer) for layer in range(c.n_layers)]
     inner = [part.mamba if isinstance(part, AttentionAndMamba2) else part for part in parts]
     return next((part for part in inner if isinstance(part, Mamba2)), Mamba2())
@@ -206,7 +206,7 @@ class FalconH1Architecture(RecurrentArchitecture):
 
 
 def projected(c: DecoderConfig) -> list[int]:
-    """The numbers of rows in a layer's first projection: gate, input, b, c and step."""
+    """The number of rows of each part of a layer's first projection: gate, input, b, c and step."""
     own = mamba_of(c)
     inner, shared = own.count(c) * own.d_head, own.n_groups * own.d_state
     return [inner, inner, shared, shared, own.count(c)]

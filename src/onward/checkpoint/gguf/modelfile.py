@@ -27,12 +27,12 @@ def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter
     elif template := go_template(tokenizer):
         lines.append(f'TEMPLATE """{template}"""')
     else:
-        lines.append("# The chat template is that of the GGUF file: it treats its first messages differently.")
+        lines.append("# The chat template is that of the GGUF file: it is not a fixed text around each message.")
     return "\n".join(lines) + "\n"
 
 
 def go_template(tokenizer: Tokenizer) -> str:
-    """The chat template in ollama's form, a Go template; "" if it is not a fixed text around each message of a
+    """The chat template in ollama's format, a Go template; "" if it is not a fixed text around each message of a
     role. The token that begins a text, such as <s>, is left out: ollama adds it."""
     chat, bos = (
         chat_of(tokenizer),

@@ -175,7 +175,7 @@ def lfm2moe(keys: Keys, sizes: Parts) -> Parts:
 
 
 def renormalized(part: Any) -> Any:
-    """Experts whose weights are divided by their sum and not scaled, although the file has no key for this."""
+    """Experts whose routing weights are divided by their sum and not scaled, although the file has no key for this."""
     router = getattr(part, "router", None)
     return replace(part, router=replace(router, renormalize=True, scale=1.0)) if router else part
 
@@ -192,7 +192,7 @@ def lfm2moe_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def delta(keys: Keys, sizes: Parts) -> Parts:
-    """Qwen3-Next without its feed-forward."""
+    """The parts of Qwen3-Next, with dense feed-forwards."""
     eps, width = keys.number("attention.layer_norm_rms_epsilon"), keys.number("ssm.state_size")
     layer = GatedDeltaNet(
         n_heads=keys.number("ssm.group_count"),
@@ -234,8 +234,8 @@ def delta_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def with_sections(c: DecoderConfig) -> dict[str, Any]:
-    """The numbers of pairs that are rotated by time, height and width in images; in text, the three positions are
-    equal."""
+    """Also the number of pairs that are rotated by time, by height and by width in images; in text, the three positions
+    are equal."""
     position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
     pairs = position.rope_dim(c.d_head) // 2 if position else 0
     return delta_keys(c) | {"rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]}

@@ -23,7 +23,7 @@ from onward.config.scaling import (
 from onward.model.frequencies import scaled_frequencies
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-MOST = 1 << 16  # factors
+MOST = 1 << 16  # maximum number of factors in a tensor
 UNROTATED = 1e30  # divides the frequencies of pairs that are not rotated
 KINDS = "none", "linear", "yarn", "longrope"
 
@@ -47,8 +47,7 @@ def unscaled(keys: Keys, theta: float, part: float = 1.0) -> Rotary:
 
 
 def fraction(rotated: int, width: int) -> float:
-    """Convert `rotated`, the elements that Rotary rotates in a head of `width` elements, to the fraction in the
-    file."""
+    """Return the `fraction` of a Rotary that rotates `rotated` elements in a head of `width` elements."""
     part = rotated / width
     return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 

@@ -196,7 +196,7 @@ def ernie4_5_moe_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def hunyuan_moe(keys: Keys, sizes: Parts) -> Parts:
-    """Experts as wide as the shared feed-forward."""
+    """Experts of width d_ff; without a key for its width, the shared expert is equally wide."""
     shared = keys.number("expert_shared_feed_forward_length", 0) or sizes["d_ff"]
     mlp = Experts(keys.number("expert_count"), keys.number("expert_used_count"), d_shared=shared)
     return hunyuan(keys, sizes) | {"mlp": mlp}

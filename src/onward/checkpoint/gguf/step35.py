@@ -1,6 +1,6 @@
 """Step 3.5 in GGUF: heads, windows, experts and limits of hidden units by layer. See architectures.py.
 
-llama.cpp rotates half of `rope.dimension_count` elements in the layers without a window.
+In the layers without a window, llama.cpp rotates `rope.dimension_count` / 2 elements.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
 
 
 def rows(info: TensorInfo, add: float, start: int, end: int) -> Tensor:
-    """Rows [start, end) of a tensor, dequantized to fp32, with `add` added."""
+    """Rows [start, end) of a tensor plus `add`; in fp32 if the type is quantized or `add` is not 0."""
     if len(info.shape) < 2:  # a block may cross the bounds of these rows
         raw = np.fromfile(info.path, np.uint8, info.nbytes, offset=info.offset)
         part = info.type.decode(raw).view(info.shape)

@@ -156,7 +156,8 @@ def merges_of(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, in
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """{character: id} if the vocabulary consists of single characters and control tokens only, else {}."""
+    """{character: id} if the vocabulary consists of single characters, among them U+FFFD, and control tokens, else
+    {}."""
     ids = {}
     for i, (token, kind) in enumerate(typed):
         if kind in (NORMAL, UNKNOWN):
@@ -172,7 +173,7 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 class TokenizerNotice(UserWarning):
-    """Warning that llama.cpp may split some texts, or end answers, differently."""
+    """Warning that texts may be split, or answers ended, differently than in llama.cpp or in training."""
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:

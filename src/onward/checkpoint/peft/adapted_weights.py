@@ -211,7 +211,7 @@ def initial_factors(
         raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
     weight = torch.cat([targets[our].values.detach() for our in stored.ours])[stored.order]
     if kind == "olora" and stored.transposed:
-        raise ValueError("init_lora_weights is olora, which PEFT confuses with its transpose in this family")
+        raise ValueError("init_lora_weights is olora, which PEFT computes from the transposed weight in this family")
     return principal(weight, rank, scaling) if kind == "pissa" else orthonormal(weight, rank)
 
 
@@ -220,7 +220,7 @@ def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
     get zeros."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
-        raise ValueError("their ranks or factors differ, and a stack needs equal ones")
+        raise ValueError("their ranks or scalings differ, but those of a stack must be equal")
     if first.magnitude is not None:
         raise ValueError("they are DoRA, which stacks do not support")
     kind = {"dropout": first.dropout.p, "rslora": first.rslora}

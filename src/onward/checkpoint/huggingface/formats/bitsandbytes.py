@@ -59,8 +59,8 @@ def four_bits(name: str, parts: Parts, config: Config) -> StoredTensor:
 
 
 def int8(name: str, parts: Parts, config: Config) -> StoredTensor:
-    """A weight (O, I) in int8 and the largest magnitude of each row, `SCB` (O,), which stands for 127. Onward computes
-    with these integers; outlier columns are not treated separately."""
+    """A weight (O, I) in int8 and the largest magnitude of each row, `SCB` (O,), which the integer 127 represents.
+    Onward computes with these integers; outlier columns are not treated separately."""
     weight, maxima = parts[".weight"], parts[".SCB"]
     plain = ".weight_format" not in parts or not whole(parts[".weight_format"]).any()
     if weight.dtype != "I8" or maxima.dtype not in FLOATS or maxima.shape != weight.shape[:1] or not plain:

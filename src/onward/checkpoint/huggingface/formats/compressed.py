@@ -1,4 +1,4 @@
-"""The packed integers of compressed-tensors, and the options in its config that change numbers.
+"""The packed integers of compressed-tensors, and a check of the options in its config.
 
 Shapes: O outputs, I inputs, G groups of inputs with the same scale.
 """

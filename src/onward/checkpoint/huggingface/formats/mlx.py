@@ -39,8 +39,8 @@ def matrix(name: str, parts: Parts, config: Config) -> StoredTensor:
     if mode not in SIZES or not sized or (mode != "affine" and (bits, size) != default):
         raise UserError(
             f"config.json has a quantization with mode {mode!r}, bits {bits} and group_size {size}: Onward reads "
-            "'affine' integers of MLX with 2 to 8 bits, 'mxfp4', 'mxfp8' and 'nvfp4', so get the weights in another "
-            "format"
+            "'affine' integers of MLX with 2 to 8 bits, 'mxfp4', 'mxfp8' and 'nvfp4', so get the weights in one "
+            "of these"
         )
     weight, scales, biases = parts[".weight"], parts[".scales"], parts.get(".biases")
     outputs, groups = scales.shape if len(scales.shape) == 2 else (0, 0)
@@ -77,7 +77,7 @@ def affine(weight: StoredTensor, scales: StoredTensor, biases: StoredTensor, bit
     size = inputs // scales.shape[1]
 
     def integers(start: int, end: int) -> Tensor:
-        """(rows, I): a row is a sequence of bits."""
+        """Integers (rows, I), unpacked from rows of bits."""
         single = octets(weight, start, end)[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1
         places = 1 << torch.arange(bits)
         return (single.view(single.size(0), inputs, bits) * places).sum(-1)

@@ -20,7 +20,7 @@ EXPONENTS = "U8", "F8_E8M0"  # scales that are powers of two, E8M0 of OCP Micros
 
 def fp8(name: str, parts: Parts, config: Config) -> StoredTensor:
     """A matrix, or one for each expert, in fp8 with the scales `_scale_inv` of blocks; blocks at the edges may be
-    smaller. Without weight_block_size there is one scale."""
+    smaller. By default, blocks are 128 by 128; if weight_block_size is null, a matrix has one scale."""
     weight, scales = parts[""], parts["_scale_inv"]
     match config.get("weight_block_size", [128, 128]):
         case [int(height), int(width)] if height > 0 < width:
@@ -29,7 +29,7 @@ def fp8(name: str, parts: Parts, config: Config) -> StoredTensor:
             height, width = [*weight.shape, 1, 1][-2:] if len(weight.shape) < 2 else weight.shape[-2:]
             kind = "fp8 with one scale"
         case other:
-            raise UserError(f"config.json has weight_block_size {other}: Onward reads fp8 in blocks of two sizes")
+            raise UserError(f"config.json has weight_block_size {other}: Onward reads two positive integers, or null")
     if weight.dtype not in FP8 or len(weight.shape) not in (2, 3):
         raise refusal(name, weight, scales, kind)
     return blocks(name, weight, scales, height, width, kind)
