@@ -25,7 +25,7 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; returns False if the token was not allowed, or if no further token may follow."""
+        """Advance by a token; return False if the token was not allowed, or if no further token may follow."""
         ...
 
     def copy(self) -> Constraint:
@@ -42,9 +42,9 @@ def random_seed() -> int:
 class Request:
     """A prompt that an engine continues: its options, its answer so far, and its state in the engine.
 
-    A token of `stop_token_ids` ends the answer and is not part of it; no such token is generated before
-    `min_new_tokens`. `stop` is called with each new token and returns whether the answer ends with it. Equal seeds give
-    equal answers.
+    A token of `stop_token_ids` ends the answer and is not part of it; none is generated before the answer has
+    `min_new_tokens` tokens. `stop` is called with each new token and returns whether the answer ends with it. With the
+    same prompt and options, equal seeds give equal answers.
     """
 
     prompt: list[int]
@@ -68,7 +68,7 @@ class Request:
     last_length: int = 0  # length of the context beyond which the row must be prefilled again
     num_shared: int = 0  # number of prompt tokens that were in the cache when the request was admitted
     computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
-    num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft's cache
+    num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft model's cache
     arrival: int = 0  # arrival order: number of earlier requests of the engine
     steps: int = 0  # number of steps that sampled at least one token for this request
     num_drafted: int = 0  # draft tokens that were verified

@@ -24,7 +24,7 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 class Sampling:
     """Sampling: how logits become the distribution of the next token.
 
-    The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
+    Most names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
     are applied. Raises a UserError for values that have a wrong type, are out of range or contradict each other.
     """
 
@@ -71,7 +71,9 @@ def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> No
     with `name`, the option that holds them."""
     for token in token_ids:
         if not 0 <= token < vocab_size:
-            raise UserError(f"{name} has token id {token}, and the vocabulary has {vocab_size}")
+            raise UserError(
+                f"{name} has token id {token}, which is outside the vocabulary of {vocab_size} tokens: choose another"
+            )
 
 
 def token_id(value: Any) -> int:

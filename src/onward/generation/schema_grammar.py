@@ -65,7 +65,7 @@ def children(node: Node, path: str, function: Callable[[Any, str], Any]) -> dict
 
 
 def subschemas(node: Any, path: str = "#") -> Iterator[tuple[str, Node]]:
-    """Yield (JSON path, schema) for each subschema of a schema at a JSON path, and at last for the schema itself."""
+    """Yield (JSON path, schema) for each subschema of a schema at a JSON path, and finally for the schema itself."""
     if isinstance(node, Mapping):
         inner = list[tuple[str, Node]]()
         children(node, path, lambda child, at: inner.extend(subschemas(child, at)))
@@ -79,7 +79,7 @@ def escaped(key: str) -> str:
 
 
 def with_null(node: Node) -> Node:
-    """Replace OpenAPI's keyword `nullable` in a schema by a type or an alternative."""
+    """Express OpenAPI's keyword `nullable` in a schema as a type or an alternative."""
     if node.get("nullable") is not True:
         return node
     if "type" in node:
@@ -122,8 +122,8 @@ class Weakened:
         return result
 
     def tags_of(self, node: Node) -> Iterator[tuple[Node, str]]:
-        """Yield (subschema, property) for each alternative of a schema with OpenAPI's keyword `discriminator`: the
-        property that it names tells the alternatives apart."""
+        """Yield (subschema, property) for each alternative of a schema that lists the values of the property that
+        OpenAPI's keyword `discriminator` names."""
         named = node.get("discriminator")
         tag = named.get("propertyName") if isinstance(named, Mapping) else None
         for name in ("oneOf", "anyOf") if isinstance(tag, str) else ():
@@ -246,7 +246,7 @@ class Weakened:
 
 
 def agrees(form: str, result: Node) -> bool:
-    """Return whether texts of a format can conform to the other keywords of a schema."""
+    """Return whether a grammar can combine a format with the other keywords of a schema."""
     if "enum" in result or "const" in result:
         return False
     patterns = [part for part in result.get("allOf", ()) if isinstance(part, Mapping) and {*part} == {"pattern"}]
@@ -255,7 +255,7 @@ def agrees(form: str, result: Node) -> bool:
 
 
 def far_bounds(result: dict[str, Any]) -> list[str]:
-    """Remove the bounds that no grammar can express, of magnitude FAR or more, from a schema; return their names."""
+    """Remove the bounds of magnitude FAR or more from a schema whose type is not "integer"; return their names."""
     bounds = [name for name in BOUNDS if isinstance(result.get(name), int | float) and abs(result[name]) >= FAR]
     removed = [] if result.get("type") == "integer" else bounds
     for name in removed:
@@ -379,7 +379,7 @@ def kind(value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a JSON value as text; equal values give equal texts."""
+    """Return a JSON value as text, an integral float as an integer."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)

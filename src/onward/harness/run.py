@@ -167,7 +167,8 @@ def reason(task: str, failure: Exception) -> str:
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, which names the line, for invalid YAML or a key that tasks do not have."""
+    """Raise a UserError, which names the line if it is known, for an unreadable file, invalid YAML or an unknown
+    key."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:

@@ -34,7 +34,12 @@ from onward.model.paged import PagedKVCache
 from onward.text.tokenizer import Tokenizer
 
 TOKENS, NEW, CHUNK = 48, 24, 7  # number of tokens in a row, of generated tokens, and of tokens in a call
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of logits
+TOLERANCE = {
+    torch.float64: 1e-12,
+    torch.float32: 2e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}  # times the largest logit
 
 
 @dataclass(frozen=True)
@@ -178,8 +183,8 @@ def verify(
     hf: Mapping[str, Any] | None = None,
     reference: Reference | None = None,
 ) -> Iterator[PromiseFinding]:
-    """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache; yields
-    the findings one by one.
+    """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache, and
+    yield the findings one by one. Without `tokenizer`, the promises that need one are left out.
 
     `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, such as
     transformers, whose logits and residual streams are compared (None: not compared). Raises a UserError if the model's

@@ -75,9 +75,9 @@ class BeamGroup:
         cache rows; `penalty` (V,), the diversity penalty, is subtracted; `rules` say when hypotheses and the search
         end.
 
-        Of the `group_size` likeliest candidates, those with a stop token become finished hypotheses; the `group_size`
-        likeliest without a stop token become the running beams, or none once the search has ended. Returns the new
-        tokens of finished and running hypotheses.
+        Of the `group_size` likeliest candidates, those that end with a stop token or at `max_new_tokens` become
+        finished hypotheses; the `group_size` likeliest others become the running beams, or none once the search has
+        ended. Returns the new tokens of finished and running hypotheses.
         """
         if not self.running:
             return []
@@ -85,7 +85,7 @@ class BeamGroup:
         new_tokens: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
-        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # group_size of them have no stop token
+        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # at least group_size of them have no stop token
         best = totals.topk(min(enough, len(totals)))
         lasts = plain.flatten()[best.indices].tolist()
         for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
@@ -132,8 +132,8 @@ def beam_search(
     """Return the `n` best hypotheses for each prompt, best first; fewer if fewer exist.
 
     The score of a hypothesis is its log-probability / number of new tokens ** `length_penalty`; a greater penalty
-    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there are
-    as many finished hypotheses as `beams`, the search ends at once (`early_stopping` True), or as soon as no running
+    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once a group
+    has as many finished hypotheses as beams, its search ends at once (`early_stopping` True), or as soon as no running
     hypothesis can beat the worst finished one at its present length (False), or at any length ("never", which is exact
     if the penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
 

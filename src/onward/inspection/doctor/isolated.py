@@ -20,7 +20,7 @@ GIGABYTE = 1 << 30
 
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
-    """Run all checks in a process limited to `seconds` and `gigabytes`, for untrusted models. `arguments` are the
+    """Run all checks in a process limited to `seconds` and `gigabytes` GiB, for untrusted models. `arguments` are the
     arguments of `target.subjects_of`, plus `imports`, the user's modules to import first. Output of the model is
     discarded, and processes that it started are ended."""
     lines, status = run_apart(__name__, {**arguments, "gigabytes": gigabytes}, seconds)
@@ -54,7 +54,7 @@ def main(results: str, options: str) -> None:
             print(json.dumps({"done": True}), file=file)
         except (UserError, MemoryError) as error:
             print(
-                json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB: raise --gigabytes"}),
+                json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GiB: raise --gigabytes"}),
                 file=file,
             )
         except Exception as error:  # raised by user code, such as malformed batches
