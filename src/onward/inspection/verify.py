@@ -34,12 +34,8 @@ from onward.model.paged import PagedKVCache
 from onward.text.tokenizer import Tokenizer
 
 TOKENS, NEW, CHUNK = 48, 24, 7  # number of tokens in a row, of generated tokens, and of tokens in a call
-TOLERANCE = {
-    torch.float64: 1e-12,
-    torch.float32: 2e-5,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}  # times the largest logit
+# relative to the largest logit, or to 1 if that is smaller
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class MatrixProduct:
             with code.loop(0, groups) as (group, _):
                 self.pack(group, code.add(begin, code.mul(group, INT(LANES))))
             with code.loop(first, end, OUTPUTS) as (start, _):
-                # the last ones begin earlier, and may be written by two threads, with the same numbers
+                # the last pass begins earlier: two threads may write the same outputs, with the same numbers
                 output = code.least(start, code.sub(given.outputs, INT(OUTPUTS)))
                 for head, last, count in (INT(0), paired, len(X)), (paired, tiles, 1):
                     with code.loop(head, last, count) as (tile, _):
@@ -111,8 +111,8 @@ class MatrixProduct:
             pack(self.code, self.vectors(first, index), target)
 
     def prepare(self, output: Any, index: Any, tiles: Any) -> None:
-        """Emit code that prefetches INPUTS of the next OUTPUTS rows. Rows of bf16 are so long that the CPU follows
-        them."""
+        """Emit code that prefetches INPUTS weights of each of the next OUTPUTS rows. Not called for bf16, whose longer
+        rows the CPU prefetches itself."""
         code, given, size = self.code, self.given, OUTPUTS * self.bits // 8
         after = code.mul(code.add(output, INT(OUTPUTS)), given.inputs)
         place = code.add(code.lshr(code.mul(after, INT(self.bits)), INT(3)), code.mul(index, INT(size)))
@@ -167,7 +167,7 @@ class Int4Product(MatrixProduct):
         return code.add(self.unpacked, code.mul(code.and_(index, mask), INT(OUTPUTS * 2)))
 
     def pack(self, group: Any, first: Any) -> None:
-        """In the order of int4.unpack_groups."""
+        """Emit code that packs a group of rows in the order of `int4.unpack_groups`."""
         code = self.code
         with code.loop(0, self.given.inputs, INPUTS) as (index, _):
             target = self.x_address(group, code.mul(index, INT(self.size)))
@@ -202,8 +202,8 @@ class Int8Product(MatrixProduct):
     def __init__(self, code: Code, given: Values, finish: Finish) -> None:
         super().__init__(code, given, finish)
         self.digits = memory(code, INT(self.parts * TILE_BYTES))
-        self.factors = memory(code, code.mul(self.most, INT(ROW)))  # of the rows, by which their sums are multiplied
-        self.scales = memory(code, INT(ROW))  # by which the rows of a group are multiplied before
+        self.factors = memory(code, code.mul(self.most, INT(ROW)))  # by which each row's sums are multiplied
+        self.scales = memory(code, INT(ROW))  # by which each row of a group is multiplied before rounding
 
     def pack(self, group: Any, first: Any) -> None:
         code, given = self.code, self.given
