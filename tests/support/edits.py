@@ -182,7 +182,7 @@ REPLACED: dict[str, Edit] = {  # edits that replace memory or modules
     "rotary base": given(position=Rotary(theta=2.0)),
     "window": given(attention=onward.SelfAttention(window=2)),
 }
-WATCHED: dict[str, Edit] = {  # activations observed or changed from outside
+WATCHED: dict[str, Edit] = {  # edits of forward passes by adapters, hooks, methods and modes
     "adapters": adapted(merge=False),
     "hook": hooked(lambda model: model.blocks[0].register_forward_hook, lambda m, i, y: -y),
     "hook before": hooked(lambda model: model.blocks[1].register_forward_pre_hook, lambda m, i: (-i[0], *i[1:])),

@@ -113,7 +113,7 @@ class Runner:
         return tensor_on(device, pieces), tensor_on(device, np.add.outer(starts, np.arange(width)))
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
-        """Run the model on the last token of each request; returns the logits (B, V) after these tokens. Request i is
+        """Run the model on the last token of each request; return the logits (B, V) after these tokens. Request i is
         in row i of the cache."""
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if not self.follows(requests, starts):

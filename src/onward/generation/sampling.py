@@ -51,7 +51,7 @@ class Sampling:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}
         except (TypeError, ValueError, AttributeError, OverflowError):
             raise UserError("logit_bias is not a mapping of token ids to numbers: write it as {50256: -100}") from None
-        if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # nan is not
+        if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # false for NaN
             raise UserError(
                 f"logit_bias holds NaN or a number beyond {LARGEST}: use a smaller number, or -inf to ban a token"
             )

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from onward.generation.schema_patterns import ANYTHING, expressible
 from onward.generation.schema_rule import rejection
 
-MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # maps of subschemas
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})  # keywords that hold a list of subschemas
 SINGLE = frozenset(  # keywords that hold a subschema
     {"items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames"}
@@ -102,7 +102,7 @@ class Weakened:
         self.schema = self.subschema(root, "#")
 
     def subschema(self, node: Any, path: str) -> Any:
-        """Return the grammar's form of a subschema at this JSON path."""
+        """Return the subschema at this JSON path, rewritten for the grammar."""
         if not isinstance(node, Mapping):
             return {} if node is True else node
         tag, node = self.tags.get(id(node)), with_null(node)
@@ -133,8 +133,8 @@ class Weakened:
                     yield alternative, str(tag)
 
     def texts(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for strings in `result`, the grammar's form of schema `node`; return the names of keywords
-        that the grammar does not enforce."""
+        """Set the keywords for strings in `result`, the schema `node` rewritten for the grammar; return the names of
+        keywords that the grammar does not enforce."""
         kept = []
         if isinstance(node.get("pattern"), str):
             (result["pattern"], *others), exact = expressible(node["pattern"])
@@ -151,8 +151,8 @@ class Weakened:
         return kept
 
     def names(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for property names in `result`, the grammar's form of schema `node`; return the names of
-        keywords that the grammar does not enforce."""
+        """Set the keywords for property names in `result`, the schema `node` rewritten for the grammar; return the
+        names of keywords that the grammar does not enforce."""
         by_pattern = result.get("patternProperties")
         if isinstance(by_pattern, Mapping):
             forms = {pattern: expressible(pattern) for pattern in by_pattern}
@@ -179,8 +179,8 @@ class Weakened:
         return ["propertyNames"]
 
     def arrays(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for arrays in `result`, the grammar's form of schema `node`; return the names of keywords
-        that the grammar does not enforce."""
+        """Set the keywords for arrays in `result`, the schema `node` rewritten for the grammar; return the names of
+        keywords that the grammar does not enforce."""
         kept = ["contains"] * ("contains" in node and (node.get("minContains") != 0 or "maxContains" in node))
         if not node.get("uniqueItems"):
             return kept
@@ -191,8 +191,8 @@ class Weakened:
         return kept + ["uniqueItems"] * (result.get("maxItems") not in (0, 1))
 
     def unevaluated(self, node: Node, path: str, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for unevaluated properties and items in `result`, the grammar's form of schema `node` at a
-        JSON path; return the names of keywords that the grammar does not enforce."""
+        """Set the keywords for unevaluated properties and items in `result`, the schema `node` at a JSON path rewritten
+        for the grammar; return the names of keywords that the grammar does not enforce."""
         kept = []
         rest = "additionalItems" if isinstance(node.get("items"), list) else "items"
         for name, simple in ("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", rest):
@@ -295,7 +295,7 @@ def is_any(node: Any) -> bool:
 
 
 def listed(node: Node) -> list[Any] | None:
-    """Return the values that a schema lists by `enum`, `const` or as a Boolean; None for any other schema."""
+    """Return the values that a schema lists by `enum`, `const` or the type boolean; None for any other schema."""
     if "const" in node:
         return [node["const"]]
     if isinstance(values := node.get("enum"), list):

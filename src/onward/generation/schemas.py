@@ -51,7 +51,7 @@ class Prepared:
     """A JSON schema, ready to constrain answers. Error messages name the schema by `what`, such as "json_schema".
 
     `schema` is the part that the grammar enforces: it allows every value that conforms to the schema `original`.
-    `later` are the JSON paths of the keywords that the grammar does not enforce, which `problems` checks. Raises a
+    `later` are the JSON paths of the keywords that the grammar does not enforce; `conformance` checks them. Raises a
     UserError for a schema that cannot be used, such as a malformed one.
     """
 
@@ -69,7 +69,8 @@ class Prepared:
             later += [f"{path}/{escaped(name)}"] * (name != "format")  # `format` is only an annotation
             if len(later) > MOST + len(weakened.later):
                 raise UserError(
-                    f"{what} cannot be used: more than {MOST} keywords, such as {later[-1]}, are not supported"
+                    f"{what} cannot be used: more than {MOST} keywords, such as {later[-1]}, are not supported: "
+                    "remove them"
                 )
         self.later = tuple(dict.fromkeys(later))
         if later:

@@ -121,7 +121,7 @@ class Search:
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:
-        """Search for tokens that complete the answer, cheapest first; returns None if TRIES states of the grammar do
+        """Search for tokens that complete the answer, cheapest first; return None if TRIES states of the grammar do
         not suffice.
 
         A token costs `step` plus its rank, counted from 0, among the allowed tokens in order of preference; for white

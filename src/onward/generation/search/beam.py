@@ -144,7 +144,7 @@ def beam_search(
     `sampling` changes the model's log-probabilities (penalties, bans, temperature and so on), which are not normalized
     again; by default they are not changed. `allowed` (V,) is False for tokens that are never chosen; before
     `min_new_tokens` no token of `stop_token_ids` is chosen. All prompts are searched together, in `beams` rows of one
-    cache each. Raises a UserError for options that contradict each other.
+    cache each. Raises a UserError for invalid options.
     """
     for sentence, wrong in {
         f"beams is {beams}: it must be from 1 to {MAX_ANSWERS}": not 1 <= beams <= MAX_ANSWERS,
@@ -152,7 +152,8 @@ def beam_search(
         f"groups is {groups}: beams, {beams}, must be a multiple of it": groups < 1 or beams % groups,
         f"diversity is {diversity}: it must be at least 0": not 0 <= diversity < math.inf,
         "Cannot use diversity, because it acts between groups: make groups more than 1": diversity and groups == 1,
-        f"length_penalty is {length_penalty}: it must be from -50 to 50": not abs(length_penalty) <= 50,  # fp64
+        # with a greater penalty, the power of the length could exceed fp64
+        f"length_penalty is {length_penalty}: it must be from -50 to 50": not abs(length_penalty) <= 50,
         f"early_stopping is {early_stopping!r}, not True, False or 'never'": early_stopping
         not in (True, False, "never"),
     }.items():

@@ -69,7 +69,7 @@ CORPUS = {
     ),
     "documents end": Check(
         "a token that ends documents",
-        "reads the last token of each document",
+        "reads the last token of the documents, except the last document",
         "the model never learns to stop, and reads consecutive documents as one text",
         "append the end token to each document, with one document per file or per row",
         ended,

@@ -179,7 +179,8 @@ def ids(s: Subject) -> Outcome:
 
 
 def shapes(s: Subject) -> Outcome:
-    """Check that token ids of other shapes give logits, or an error that names their shape."""
+    """Check that token ids of other shapes give logits, or raise an AssertionError, ValueError or
+    NotImplementedError."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
