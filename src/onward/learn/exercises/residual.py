@@ -9,10 +9,9 @@ from onward.learn.exercise import Exercise, Mistake
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Return the distribution from which a token is drawn after a rejected draft token: max(0, p − q), divided by its
-    sum.
+    """Return the distribution from which a token is drawn after a rejected guess: max(0, p − q), divided by its sum.
 
-    p (B, V) of the large model, q (B, V) of the draft model -> (B, V)
+    p (B, V) of the large model, q (B, V) of the draft -> (B, V)
     """
     rest = (p - q).clamp(min=0)
     return rest / rest.sum(-1, keepdim=True)
@@ -30,16 +29,12 @@ EXERCISE = Exercise(
     mistakes=(
         Mistake("rest / rest.sum(-1, keepdim=True)", "rest", "the sum is below 1: divide by it"),
         Mistake(
-            "(p - q)",
-            "(q - p)",
-            "the difference is reversed: where the draft model proposes too rarely, p − q is positive",
+            "(p - q)", "(q - p)", "the difference is reversed: where the draft guesses too rarely, p − q is positive"
         ),
         Mistake(
             "(p - q).clamp(min=0)", "(p - q).abs()", "this is the absolute difference: set negative differences to 0"
         ),
-        Mistake(
-            "(p - q).clamp(min=0)", "p", "this is p itself: tokens that the draft model proposes would come too often"
-        ),
+        Mistake("(p - q).clamp(min=0)", "p", "this is p itself: tokens that the draft guesses would come too often"),
         Mistake("(p - q).clamp(min=0)", "(p / q - 1).clamp(min=0)", "ratios are compared: use the difference p − q"),
         Mistake(
             "rest / rest.sum(-1, keepdim=True)", "rest.softmax(-1)", "a softmax makes zeros positive: divide by the sum"
