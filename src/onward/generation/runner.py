@@ -1,6 +1,6 @@
 """The runner: builds the input tensors of a step, and calls the model on rows of a cache.
 
-Shapes: B rows, T tokens in one call, D d_model, V vocabulary.
+Shapes: B rows, T tokens in one call, N hidden states, D d_model, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Direct logit attribution: how much each layer, head and feed-forward adds to a logit; and attention rollout.
 
-Shapes: L layers, H heads, T tokens, D d_model, E d_head, V vocabulary.
+Shapes: L layers, H heads, T tokens, D d_model, E d_head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Activation patching and its first-order estimate, attribution patching: which activations cause the difference
 between two texts.
 
-Shapes: B texts, L layers, H heads, T tokens, E d_head, D d_model, V vocabulary.
+Shapes: B texts, L layers, H heads, T tokens, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Probabilities of the tokens of a text: the effect of each sampling option, ranks and entropies, loss by position, and
 scores of alternative answers.
 
-Shapes: B texts, T tokens, C candidates, V vocabulary.
+Shapes: B texts, T tokens, C candidates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measures exactness on a model: whether its logits with caches, batches, drafts or in another program equal those of
 the plain forward pass.
 
-Shapes: B rows, T tokens, S tokens in one call, V vocabulary, D d_model.
+Shapes: T tokens, S tokens in one call, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The operations of a plain decoder, each by a kernel if one exists and saves time, otherwise in plain PyTorch.
 
-Kernels and their compiler are loaded when a kernel is first needed. Shapes: N rows, I inputs, O outputs.
+Kernels and their compiler are loaded when a kernel is first needed. Shapes: B batch, T tokens, H heads, E d_head, I
+inputs, O outputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Beam search: finds likely continuations with a fixed number of hypotheses at a time.
 
-Shapes: B rows, D d_model, V vocabulary.
+Shapes: B rows, V vocabulary.
 """
 
 from __future__ import annotations

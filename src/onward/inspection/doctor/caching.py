@@ -1,6 +1,6 @@
 """Checks of the key/value cache: it changes no logits, holds only keys and values, and saves work.
 
-Shapes: B rows, T tokens, S tokens in one call, V vocabulary.
+Shapes: T tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checks of a text corpus for training.
-
-Shapes: N tokens.
-"""
+"""Checks of a text corpus for training."""
 
 from __future__ import annotations
 

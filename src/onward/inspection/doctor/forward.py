@@ -1,6 +1,6 @@
 """Checks of the forward pass: causality, modes, lengths and precision.
 
-Shapes: B rows, T tokens, D width, V vocabulary.
+Shapes: B rows, T tokens, D width, H heads, E size of a head.
 """
 
 from __future__ import annotations

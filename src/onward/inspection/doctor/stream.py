@@ -1,7 +1,7 @@
 """Checks of the residual stream, the activation functions and the range of the logits, from the operations of a forward
 pass.
 
-Shapes: T tokens, D width, V vocabulary.
+Shapes: T tokens, D width.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checks of a trained model and of its tokenizer.
-
-Shapes: B rows, T tokens, V vocabulary.
-"""
+"""Checks of a trained model and of its tokenizer."""
 
 from __future__ import annotations
 

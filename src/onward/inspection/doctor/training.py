@@ -1,6 +1,6 @@
 """Checks of a training loop: its batches, its validation batches, and the gradients of its steps.
 
-Shapes: B rows, T tokens.
+Shapes: T tokens.
 """
 
 from __future__ import annotations
