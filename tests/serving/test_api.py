@@ -217,7 +217,7 @@ OPENAI: dict[type[AnswerFields], Any] = {
     ChatRequest: Chat.create,
     ResponsesRequest: Responses.create,
 }
-OF_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  # parameters that are not sent
+OF_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  # not fields of the body
 
 
 @pytest.mark.parametrize("body", NAMES, ids=lambda body: body.__name__)

@@ -26,7 +26,7 @@ DEEP = "start: T\nT: /(.|\\n)*[xyz]/ | (/(.|\\n)*a(.|\\n){18}/ & ~/(.|\\n)*b(.|\
 
 @dataclass
 class Attacked:
-    """A server in a separate process with a low limit of open files, and its log."""
+    """A server in a separate process with a low limit of open files."""
 
     url: str
     process: Forked
@@ -124,7 +124,7 @@ def test_a_constraint_without_end_holds_up_nobody_and_is_refused_as_too_large(na
 
     def attack() -> None:
         with server.left("/v1/completions", body, 2):
-            time.sleep(0.3)  # they go
+            time.sleep(0.3)  # then the clients disconnect
 
     assert server.beside(attack) < SOON
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
@@ -136,7 +136,7 @@ def test_a_constraint_without_end_holds_up_nobody_and_is_refused_as_too_large(na
             again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
             assert again.json() == reply.json()
             seconds.append(time.perf_counter() - start)
-        assert min(seconds) < 0.8, "what failed is not prepared again"
+        assert min(seconds) < 0.8, "a failed constraint is not prepared again"
     assert server.memory() - before < 400 << 20
 
 

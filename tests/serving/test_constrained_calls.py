@@ -188,7 +188,7 @@ def test_a_model_may_reason_before_a_constrained_answer(markers: Markers) -> Non
 
 
 def random_answer(generator: random.Random, first: TextConstraint, eos: int) -> list[int] | None:
-    """Random tokens that a constraint allows, up to the end of the answer; None if it does not end."""
+    """Random tokens that a constraint allows, up to the end of the answer; None if it has no end within 400 tokens."""
     state, tokens = first.copy(), list[int]()
     for _ in range(400):
         allowed = state.allowed().nonzero().flatten().tolist()

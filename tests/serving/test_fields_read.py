@@ -1,5 +1,5 @@
-"""Every field that a route declares is read: its value changes the reply, or is refused by name. A field of
-another route is refused."""
+"""Every field that a route declares is read: its value changes the reply, or is refused by name. A field of another
+route is refused unless it is empty."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Requests with additional fields that need no unsupported feature are answered, whatever fields clients add."""
+"""Requests with additional fields are answered, unless a field needs an unsupported feature."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -153,7 +153,7 @@ def test_the_picture_of_the_engine_shows_rows_blocks_and_the_queue(server: Runni
     start, seen, answers = generated(), list[dict[str, Any]](), 0
     while not any(len(one["rows"]) == 4 for one in seen) and answers < 20:  # the engine may finish before the query
         seen, answers = seen + asyncio.run(watch()), answers + 1
-    assert generated() == start + answers * 6 * 12, "those of answers that have ended count too"
+    assert generated() == start + answers * 6 * 12, "tokens of ended answers count, too"
     assert all(len(one["rows"]) <= one["capacity"] == 4 for one in seen)
     busy = max(seen, key=lambda one: len(one["rows"]))
     assert len(busy["rows"]) == 4

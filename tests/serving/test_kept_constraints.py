@@ -1,4 +1,4 @@
-"""Prepared constraints are cached, with everything they depend on in the cache key."""
+"""Prepared constraints are cached separately for each vocabulary size."""
 
 import asyncio
 

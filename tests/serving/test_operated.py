@@ -131,7 +131,7 @@ def test_an_allowance_grows_back_within_a_minute(monkeypatch: Any) -> None:
     now += 39
     refusal = keys.begin(key)
     assert refusal
-    assert refusal[1] == 2, "1000 tokens less 490 and the 100 that had grown back beyond the limit"
+    assert refusal[1] == 2, "600 tokens less 1000, plus 390 that have grown back, are -10"
     keys.replace([Key(key="k", name="a", requests_per_minute=6, tokens_per_minute=10**6)])
     now += 2
     assert keys.begin(keys.known["a"]) is None, "a higher limit counts at once"

@@ -66,7 +66,7 @@ def test_files_and_chapters_are_served_without_a_key(tiny_run: Path) -> None:
             assert "<h1>" in reply.text
             assert "connect-src" not in reply.headers["content-security-policy"]  # default-src 'none' applies
         assert httpx.get(f"{server.url}/learn/99").status_code == 404
-    assert not re.search(r"\son\w+=|style=|<script>", index)  # the policy allows no inline handlers and styles
+    assert not re.search(r"\son\w+=|style=|<script>", index)  # the policy allows no inline handlers, styles or scripts
 
 
 @pytest.mark.parametrize("name", ["page/../app.py", "page/%2e%2e/app.py", "page/nothing.js", "learn/..%2fapp.py"])

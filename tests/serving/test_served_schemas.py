@@ -1,4 +1,4 @@
-"""The server checks the keywords of a JSON schema that no grammar enforces, and reports them."""
+"""The server checks the keywords of a JSON schema that no grammar enforces, and reports violations."""
 
 import json
 import logging

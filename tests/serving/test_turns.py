@@ -1,4 +1,4 @@
-"""Clients take turns, by key or address: no client has more than its share of rows and queue while others wait."""
+"""Clients with different keys take turns: none has more than its share of rows and queue while others wait."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Code shared by tests: small decoders, ways to run them, runs, full disks, and the cases of every family."""
+"""Code shared by tests, such as small decoders, runs, full disks, and the cases of every family."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Answers with reasoning and calls, as text, and their expected parts."""
+"""Answers with reasoning and calls: their tokenizers, texts, tokens and events."""
 
 from __future__ import annotations
 

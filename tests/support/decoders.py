@@ -56,7 +56,7 @@ from onward import (
 from support.devices import on_device
 from support.own_parts import MeansBlock, ShiftedBlock, TwiceBlock
 
-LENGTH = 12  # context_length of all
+LENGTH = 12  # context_length of all decoders
 
 
 def config(**changes: Any) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Forty ways to change a model's computation, each undone when its stack closes."""
+"""Ways to change a model's computation; hooks, patches and contexts are undone when the stack closes."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -138,7 +138,7 @@ def last(output: Any) -> Any:
     return -output
 
 
-IN_PLACE: dict[str, Edit] = {  # the same memory
+IN_PLACE: dict[str, Edit] = {  # edits of the same memory
     "mul_": lambda model, stack: inside(model, stack, lambda: weight(model).mul_(-9)),
     "one row": lambda model, stack: inside(model, stack, lambda: weight(model)[3].fill_(9)),
     "data.mul_": lambda model, stack: weight(model).data.mul_(-9),
@@ -182,7 +182,7 @@ REPLACED: dict[str, Edit] = {  # edits that replace memory or modules
     "rotary base": given(position=Rotary(theta=2.0)),
     "window": given(attention=onward.SelfAttention(window=2)),
 }
-WATCHED: dict[str, Edit] = {  # activations observed or changed from outside
+WATCHED: dict[str, Edit] = {  # edits of forward passes by adapters, hooks, methods and modes
     "adapters": adapted(merge=False),
     "hook": hooked(lambda model: model.blocks[0].register_forward_hook, lambda m, i, y: -y),
     "hook before": hooked(lambda model: model.blocks[1].register_forward_pre_hook, lambda m, i: (-i[0], *i[1:])),

@@ -25,7 +25,7 @@ class Constraint(Protocol):
         ...
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; returns False if the token was not allowed, or if no further token may follow."""
+        """Advance by a token; return False if the token was not allowed, or if no further token may follow."""
         ...
 
     def copy(self) -> Constraint:
@@ -42,9 +42,9 @@ def random_seed() -> int:
 class Request:
     """A prompt that an engine continues: its options, its answer so far, and its state in the engine.
 
-    A token of `stop_token_ids` ends the answer and is not part of it; no such token is generated before
-    `min_new_tokens`. `stop` is called with each new token and returns whether the answer ends with it. Equal seeds give
-    equal answers.
+    A token of `stop_token_ids` ends the answer and is not part of it; none is generated before the answer has
+    `min_new_tokens` tokens. `stop` is called with each new token and returns whether the answer ends with it. With the
+    same prompt and options, equal seeds give equal answers.
     """
 
     prompt: list[int]
@@ -58,7 +58,7 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
     adapter: str | None = None  # adapter name; "": the base model; None: the adapter in use at `Engine.add`
     check: Callable[[Sequence[int]], None] | None = None  # called with the tokens of a complete answer; may raise
-    calls_user: bool = True  # whether its functions run user code, which may change the model
+    calls_user: bool = True  # whether `stop` or a processor is user code, which may change the model
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, if num_logprobs is given
     finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error
@@ -67,8 +67,8 @@ class Request:
     num_cached: int = 0  # number of tokens of the context whose keys and values are in the cache
     last_length: int = 0  # length of the context beyond which the row must be prefilled again
     num_shared: int = 0  # number of prompt tokens that were in the cache when the request was admitted
-    computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
-    num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft's cache
+    computed_by: str | None = None  # key of the model and adapter that computed the cached tokens; None: not shared
+    num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft model's cache
     arrival: int = 0  # arrival order: number of earlier requests of the engine
     steps: int = 0  # number of steps that sampled at least one token for this request
     num_drafted: int = 0  # draft tokens that were verified
@@ -120,5 +120,5 @@ def is_plain(request: Request) -> bool:
 
 
 def inverse_temperature(temperature: float) -> float:
-    """Return 1 / temperature; 0 for a temperature of about 0, which selects the likeliest token."""
+    """Return 1 / temperature or, below MIN_TEMPERATURE, 0, which selects the likeliest token."""
     return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature

@@ -1,6 +1,6 @@
 """The runner: builds the input tensors of a step, and calls the model on rows of a cache.
 
-Shapes: B rows, T tokens in one call, D d_model, V vocabulary.
+Shapes: B rows, T tokens in one call, N hidden states, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from onward.model.decoder import Decoder
 MAX_VIEWS = 64  # maximum number of cached views
 Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
-PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # by kind
+PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # counts by kind
 
 
 class Runner:
     """Calls a model on rows of a KV cache. With the model's `state`, a decoding step is compiled after `compile_after`
-    plain steps with the same number of rows, tokens per row and adapters (None: never).
+    plain steps of its kind (None: never): the same number of rows, one or several tokens per row, and the same
+    adapters.
 
-    Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
-    rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
+    Views of the cache are reused in later steps with the same range of rows and rounded length, except views with
+    `counts`. While the same rows decode, sampled tokens and positions stay on the device: the next step needs no copy
+    from the host.
     """
 
     compiled_step = staticmethod(decoding_step)  # the function that is compiled
@@ -63,7 +65,8 @@ class Runner:
 
     def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
         """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`, rounded
-        up so that views can be reused. Only the first counts[i] tokens of row i change its recurrent states."""
+        up so that views can be reused. Only the first counts[i] tokens of row i change its recurrent states; all tokens
+        do if `counts` is empty."""
         if self.capacity != self.cache.capacity:  # a cache that has grown has new tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -96,7 +99,8 @@ class Runner:
     ) -> Tensor:
         """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
         starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        that the model currently uses. The pieces in `idle` are padding, which is not kept in their rows."""
+        that the model currently uses. The pieces with the indices `idle` are padding and do not change the recurrent
+        states of their rows."""
         width, lengths = max(map(len, pieces)), [0 if i in idle else len(piece) for i, piece in enumerate(pieces)]
         # padding repeats a row's own last token: NaN from a token never reaches another row
         tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
@@ -109,7 +113,7 @@ class Runner:
         return tensor_on(device, pieces), tensor_on(device, np.add.outer(starts, np.arange(width)))
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
-        """Run the model on the last token of each request; returns the logits (B, V) after these tokens. Request i is
+        """Run the model on the last token of each request; return the logits (B, V) after these tokens. Request i is
         in row i of the cache."""
         starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
         if not self.follows(requests, starts):
@@ -137,7 +141,8 @@ class Runner:
         return steps.run(tokens, positions, length) if steps else None
 
     def compiled_steps(self) -> CompiledSteps | None:
-        """Return the compiled steps of this model over this cache; None, and later too, if they are impossible."""
+        """Return the compiled steps of this model with this cache; None, also in later calls, if it cannot be
+        compiled."""
         if self.compiled is None and self.state is not None and self.compile_after is not None:
             if unsupported(self.model, self.cache):
                 self.compile_after = None

@@ -24,7 +24,7 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 class Sampling:
     """Sampling: how logits become the distribution of the next token.
 
-    The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
+    Most names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
     are applied. Raises a UserError for values that have a wrong type, are out of range or contradict each other.
     """
 
@@ -51,7 +51,7 @@ class Sampling:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}
         except (TypeError, ValueError, AttributeError, OverflowError):
             raise UserError("logit_bias is not a mapping of token ids to numbers: write it as {50256: -100}") from None
-        if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # nan is not
+        if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # false for NaN
             raise UserError(
                 f"logit_bias holds NaN or a number beyond {LARGEST}: use a smaller number, or -inf to ban a token"
             )
@@ -71,7 +71,9 @@ def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> No
     with `name`, the option that holds them."""
     for token in token_ids:
         if not 0 <= token < vocab_size:
-            raise UserError(f"{name} has token id {token}, and the vocabulary has {vocab_size}")
+            raise UserError(
+                f"{name} has token id {token}, which is outside the vocabulary of {vocab_size} tokens: choose another"
+            )
 
 
 def token_id(value: Any) -> int:

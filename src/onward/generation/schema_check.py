@@ -22,7 +22,7 @@ DEADLINE = ContextVar("DEADLINE", default=float("inf"))  # deadline of the curre
 TYPES = "string", "number", "integer", "boolean", "null", "array", "object"
 
 
-UNCHECKED = {  # keywords that the check does not support, or not in bounded time
+UNCHECKED = {  # unsupported keywords; unevaluatedProperties: unsupported together with patternProperties
     "$dynamicRef": "is not supported: use $ref",
     "$recursiveRef": "is not supported: use $ref",
     "unevaluatedProperties": "cannot be combined with patternProperties: use additionalProperties",
@@ -61,7 +61,7 @@ class Conformance:
             value = json.loads(text, parse_float=number)
             error = jsonschema.exceptions.best_match(self.validator.iter_errors(value))
         except TimeoutError:
-            return f"{self.what} is not met: the check of the answer takes more than {SECONDS} seconds: simplify it"
+            return f"{self.what} is not met: the check of the answer takes more than {SECONDS} s: simplify the schema"
         except (ValueError, RecursionError):
             return f"{self.what} is not met: the answer is nested too deeply, or a number is too long: try again"
         finally:
@@ -94,7 +94,8 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_schema(schema: Any, what: str) -> None:
-    """Raise a UserError, which begins with `what`, if a JSON schema is malformed."""
+    """Raise a UserError, which begins with `what`, if a JSON schema is malformed or holds an invalid reference or
+    pattern."""
     import jsonschema
 
     rules, form = jsonschema.Draft202012Validator, standard(schema)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from onward.generation.schema_patterns import ANYTHING, expressible
 from onward.generation.schema_rule import rejection
 
-MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # maps of subschemas
 LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})  # keywords that hold a list of subschemas
 SINGLE = frozenset(  # keywords that hold a subschema
     {"items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames"}
@@ -65,7 +65,7 @@ def children(node: Node, path: str, function: Callable[[Any, str], Any]) -> dict
 
 
 def subschemas(node: Any, path: str = "#") -> Iterator[tuple[str, Node]]:
-    """Yield (JSON path, schema) for each subschema of a schema at a JSON path, and at last for the schema itself."""
+    """Yield (JSON path, schema) for each subschema of a schema at a JSON path, and finally for the schema itself."""
     if isinstance(node, Mapping):
         inner = list[tuple[str, Node]]()
         children(node, path, lambda child, at: inner.extend(subschemas(child, at)))
@@ -79,7 +79,7 @@ def escaped(key: str) -> str:
 
 
 def with_null(node: Node) -> Node:
-    """Replace OpenAPI's keyword `nullable` in a schema by a type or an alternative."""
+    """Express OpenAPI's keyword `nullable` in a schema as a type or an alternative."""
     if node.get("nullable") is not True:
         return node
     if "type" in node:
@@ -102,7 +102,7 @@ class Weakened:
         self.schema = self.subschema(root, "#")
 
     def subschema(self, node: Any, path: str) -> Any:
-        """Return the grammar's form of a subschema at this JSON path."""
+        """Return the subschema at this JSON path, rewritten for the grammar."""
         if not isinstance(node, Mapping):
             return {} if node is True else node
         tag, node = self.tags.get(id(node)), with_null(node)
@@ -122,8 +122,8 @@ class Weakened:
         return result
 
     def tags_of(self, node: Node) -> Iterator[tuple[Node, str]]:
-        """Yield (subschema, property) for each alternative of a schema with OpenAPI's keyword `discriminator`: the
-        property that it names tells the alternatives apart."""
+        """Yield (subschema, property) for each alternative of a schema that lists the values of the property that
+        OpenAPI's keyword `discriminator` names."""
         named = node.get("discriminator")
         tag = named.get("propertyName") if isinstance(named, Mapping) else None
         for name in ("oneOf", "anyOf") if isinstance(tag, str) else ():
@@ -133,8 +133,8 @@ class Weakened:
                     yield alternative, str(tag)
 
     def texts(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for strings in `result`, the grammar's form of schema `node`; return the names of keywords
-        that the grammar does not enforce."""
+        """Set the keywords for strings in `result`, the schema `node` rewritten for the grammar; return the names of
+        keywords that the grammar does not enforce."""
         kept = []
         if isinstance(node.get("pattern"), str):
             (result["pattern"], *others), exact = expressible(node["pattern"])
@@ -151,8 +151,8 @@ class Weakened:
         return kept
 
     def names(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for property names in `result`, the grammar's form of schema `node`; return the names of
-        keywords that the grammar does not enforce."""
+        """Set the keywords for property names in `result`, the schema `node` rewritten for the grammar; return the
+        names of keywords that the grammar does not enforce."""
         by_pattern = result.get("patternProperties")
         if isinstance(by_pattern, Mapping):
             forms = {pattern: expressible(pattern) for pattern in by_pattern}
@@ -179,8 +179,8 @@ class Weakened:
         return ["propertyNames"]
 
     def arrays(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for arrays in `result`, the grammar's form of schema `node`; return the names of keywords
-        that the grammar does not enforce."""
+        """Set the keywords for arrays in `result`, the schema `node` rewritten for the grammar; return the names of
+        keywords that the grammar does not enforce."""
         kept = ["contains"] * ("contains" in node and (node.get("minContains") != 0 or "maxContains" in node))
         if not node.get("uniqueItems"):
             return kept
@@ -191,8 +191,8 @@ class Weakened:
         return kept + ["uniqueItems"] * (result.get("maxItems") not in (0, 1))
 
     def unevaluated(self, node: Node, path: str, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for unevaluated properties and items in `result`, the grammar's form of schema `node` at a
-        JSON path; return the names of keywords that the grammar does not enforce."""
+        """Set the keywords for unevaluated properties and items in `result`, the schema `node` at a JSON path rewritten
+        for the grammar; return the names of keywords that the grammar does not enforce."""
         kept = []
         rest = "additionalItems" if isinstance(node.get("items"), list) else "items"
         for name, simple in ("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", rest):
@@ -246,7 +246,7 @@ class Weakened:
 
 
 def agrees(form: str, result: Node) -> bool:
-    """Return whether texts of a format can conform to the other keywords of a schema."""
+    """Return whether a grammar can combine a format with the other keywords of a schema."""
     if "enum" in result or "const" in result:
         return False
     patterns = [part for part in result.get("allOf", ()) if isinstance(part, Mapping) and {*part} == {"pattern"}]
@@ -255,7 +255,7 @@ def agrees(form: str, result: Node) -> bool:
 
 
 def far_bounds(result: dict[str, Any]) -> list[str]:
-    """Remove the bounds that no grammar can express, of magnitude FAR or more, from a schema; return their names."""
+    """Remove the bounds of magnitude FAR or more from a schema whose type is not "integer"; return their names."""
     bounds = [name for name in BOUNDS if isinstance(result.get(name), int | float) and abs(result[name]) >= FAR]
     removed = [] if result.get("type") == "integer" else bounds
     for name in removed:
@@ -295,7 +295,7 @@ def is_any(node: Any) -> bool:
 
 
 def listed(node: Node) -> list[Any] | None:
-    """Return the values that a schema lists by `enum`, `const` or as a Boolean; None for any other schema."""
+    """Return the values that a schema lists by `enum`, `const` or the type boolean; None for any other schema."""
     if "const" in node:
         return [node["const"]]
     if isinstance(values := node.get("enum"), list):
@@ -379,7 +379,7 @@ def kind(value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a JSON value as text; equal values give equal texts."""
+    """Return a JSON value as text, an integral float as an integer."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)

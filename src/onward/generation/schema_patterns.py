@@ -20,7 +20,7 @@ LITERALS = re.compile(
 )  # parts of a set: escapes, and characters with a special meaning in Rust
 ANYTHING = r"[\s\S]"
 EVERY = {"[^]": ANYTHING, "[]": r"[^\s\S]"}
-CLASSES = {  # other engines: Unicode classes, . matches line breaks, $ matches before a final line break
+CLASSES = {  # meanings in ECMAScript; in `onward.text.regular`, classes are Unicode, and . matches line breaks
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
     r"\w": "[A-Za-z0-9_]",
@@ -34,8 +34,8 @@ def expressible(pattern: str) -> tuple[list[str], bool]:
     """Return (expressions, exact) for a pattern: a text that matches the pattern matches all expressions and, if
     `exact`, the reverse holds too. No expression has look-around, word boundaries or back-references.
 
-    Positive lookahead at the start of a pattern becomes a separate expression. Other assertions are left out, and
-    a back-reference becomes any text.
+    Positive lookahead after an initial ^ becomes a separate expression if the pattern has no alternatives outside
+    groups. Other look-around and word boundaries are left out, and a back-reference becomes any text.
     """
     pieces = [(str(match.lastgroup), match[0]) for match in PIECE.finditer(pattern)]
     expressions, exact = list[str](), True
@@ -52,7 +52,8 @@ def expressible(pattern: str) -> tuple[list[str], bool]:
 
 
 def plain(pieces: list[tuple[str, str]]) -> tuple[str, bool]:
-    """Return (expression, exact), with assertions left out, for the `pieces` of a pattern, pairs (kind, text)."""
+    """Return (expression, exact), without look-around and word boundaries, for the `pieces` of a pattern, pairs (kind,
+    text)."""
     result, exact, index = list[str](), True, 0
     while index < len(pieces):
         kind, text = pieces[index]

@@ -2,8 +2,8 @@
 complete answer. Does not import torch.
 
 A schema is first rewritten (`schema_grammar`). If llguidance still rejects the schema, the responsible keyword is found
-by bisection. An unsupported keyword is then removed from the grammar and checked only on the complete answer; a
-malformed or unsatisfiable keyword raises a UserError that names it.
+by bisection. An unsupported keyword is then removed from the grammar and, except `format`, checked on the complete
+answer; a malformed or unsatisfiable keyword raises a UserError that names it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onward.generation.schema_grammar import (
 from onward.generation.schema_rule import rejection, rule
 
 MOST = 10  # maximum number of keywords that are left to the check because llguidance rejects them
-WITH = {  # keywords whose meaning depends on the key
+WITH = {  # by keyword: the keywords whose meaning depends on it
     "properties": ("additionalProperties",),
     "patternProperties": ("additionalProperties",),
     "prefixItems": ("items",),
@@ -51,8 +51,8 @@ class Prepared:
     """A JSON schema, ready to constrain answers. Error messages name the schema by `what`, such as "json_schema".
 
     `schema` is the part that the grammar enforces: it allows every value that conforms to the schema `original`.
-    `later` are the JSON paths of the keywords that the grammar does not enforce, which `problems` checks. Raises a
-    UserError for a schema that is malformed, or that allows no value.
+    `later` are the JSON paths of the keywords that the grammar does not enforce; `conformance` checks them. Raises a
+    UserError for a schema that cannot be used, such as a malformed one.
     """
 
     def __init__(self, original: Any, what: str) -> None:
@@ -69,7 +69,8 @@ class Prepared:
             later += [f"{path}/{escaped(name)}"] * (name != "format")  # `format` is only an annotation
             if len(later) > MOST + len(weakened.later):
                 raise UserError(
-                    f"{what} cannot be used: more than {MOST} keywords, such as {later[-1]}, are not supported"
+                    f"{what} cannot be used: more than {MOST} keywords, such as {later[-1]}, are not supported: "
+                    "remove them"
                 )
         self.later = tuple(dict.fromkeys(later))
         if later:
@@ -88,7 +89,7 @@ class Prepared:
         more = f" and {len(self.later) - SHOWN} more" if len(self.later) > SHOWN else ""
         return (
             f"{self.what}: {', '.join(self.later[:SHOWN])}{more} cannot be enforced while an answer is "
-            "written: an answer that violates it ends with an error"
+            "written: an answer that violates the schema ends with an error"
         )
 
     def claims(self, text: str) -> list[Claim]:
@@ -97,7 +98,7 @@ class Prepared:
 
     def check(self, message: str, path: str, name: str) -> None:
         """Raise a UserError if the keyword `name` at a JSON path, which llguidance rejects with `message`, is not
-        merely unsupported but malformed, names a missing schema or allows no value."""
+        merely unsupported but malformed, names a missing schema or allows no value, or if `name` is empty."""
         check_schema(self.original, self.what)
         at, reason = f"{path}/{escaped(name)}" if name else path, message.partition("\n")[0]
         if UNSATISFIABLE in reason and name != "format":

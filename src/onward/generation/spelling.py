@@ -83,9 +83,9 @@ class Search:
     """A search for token sequences that complete an answer under a grammar.
 
     `ids` maps the bytes of the tokens to search with to their ids, `end` is the id of the grammar's end token, and
-    `others` are ids of tokens without bytes that the grammar names.
-    Characters of `hint` are tried first, then those that end JSON, then other characters of `text`, the text of the
-    grammar.
+    `others` are ids of tokens without bytes that the grammar names. Tokens are tried in this order: `others`,
+    characters of `hint`, characters that end JSON, other characters of `text` (the text of the grammar), the rest,
+    characters that extend JSON.
     """
 
     def __init__(self, ids: Mapping[bytes, int], hint: str, text: str, end: int, others: Sequence[int] = ()) -> None:
@@ -121,7 +121,7 @@ class Search:
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:
-        """Search for tokens that complete the answer, cheapest first; returns None if TRIES states of the grammar do
+        """Search for tokens that complete the answer, cheapest first; return None if TRIES states of the grammar do
         not suffice.
 
         A token costs `step` plus its rank, counted from 0, among the allowed tokens in order of preference; for white

@@ -61,7 +61,7 @@ class HarnessModel(TemplateLM):
     ) -> None:
         super().__init__()
         if device == "cuda:0" and not torch.cuda.is_available():
-            device = None  # default of the command `lm_eval`, which falls back to the CPU
+            device = None  # `lm_eval` passes "cuda:0" by default, even without CUDA
         if isinstance(path, str):
             path = load(
                 path,
@@ -74,7 +74,8 @@ class HarnessModel(TemplateLM):
             )
         self.lm, self.kept, self.progress = path, kept or Kept(), progress or Bars()
         self.text = self.lm.text()
-        # like the library's other models, but unlike Onward, it converts control tokens that are written in a text
+        # like those of the library's other models, but unlike Onward's, this tokenizer converts control tokens in a
+        # text
         self.inner = tokenizers.Tokenizer.from_str(self.text.inner.to_str())
         self.inner.encode_special_tokens = False
         self.encoded = lru_cache(maxsize=256)(self.encode)  # the library encodes a question's context once per choice
@@ -124,7 +125,7 @@ class HarnessModel(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """Encode a text for lm-evaluation-harness; by default, adds control tokens unless the text already begins with
-        one."""
+        the prefix token."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
         return self.encoded(string, add_special_tokens)
@@ -200,7 +201,7 @@ class HarnessModel(TemplateLM):
             warnings.warn(
                 Truncated(
                     f"{count} of {len(lengths)} requests lose their first tokens, because the context has room for "
-                    f"{room}: give fewer examples"
+                    f"{room} tokens: give fewer examples"
                 ),
                 stacklevel=2,
             )

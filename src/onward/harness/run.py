@@ -53,10 +53,10 @@ def run_harness(
 ) -> HarnessResults:
     """Run tasks of lm-evaluation-harness, given by name or as .yaml files, on a model.
 
-    `limit` is the maximum number of questions per task, `examples` the number of solved examples before each question;
-    with `chat`, questions are asked in the chat template. With `graded`, the questions and their grades are also
-    returned. `kept` stores results: requests that it contains are not computed again. Raises a UserError for an unknown
-    name.
+    `limit` is the maximum number of questions per task, `examples` the number of solved examples before each question
+    (0: the task's own number); with `chat`, questions are asked in the chat template. With `graded`, the questions and
+    their grades are also returned. `kept` stores results: requests that it contains are not computed again. Raises a
+    UserError for an unknown name.
     """
     manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))
     known = set(manager.all_tasks)
@@ -167,7 +167,8 @@ def reason(task: str, failure: Exception) -> str:
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, which names the line, for invalid YAML or a key that tasks do not have."""
+    """Raise a UserError, which names the line if it is known, for an unreadable file, invalid YAML or an unknown
+    key."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:

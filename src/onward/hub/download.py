@@ -35,8 +35,8 @@ def print_message(text: str) -> None:
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
     """Download the files whose paths match `files`, unless they are in the cache; return their folder. Asks the hub for
-    the revision's commit, unless the revision is a commit in the cache, and for files only if some are missing.
-    `local`: whether the name may have been meant as a local folder."""
+    the revision's commit, unless the revision is a commit in the cache or HF_HUB_OFFLINE is set, and for files only if
+    some are missing. `local`: whether the name may have been meant as a local folder."""
     begun = False
     try:
         with time_limits():
@@ -141,7 +141,8 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
-    """Raise a UserError if Onward cannot load the model; `there` are the paths of all its files."""
+    """Raise a UserError if the model has no config.json or, if `files` matches weights, no safetensors; `there` are the
+    paths of all its files."""
     endings = {Path(path).suffix for path in there}
     if "config.json" not in paths:
         kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
@@ -155,7 +156,7 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
 
 
 def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
-    """Report the size of a download, and whether the weights are larger than the machine's memory."""
+    """Report the size of a download; warn if the weights are larger than the machine's memory."""
     from huggingface_hub import constants
 
     weights = sum(entry.size for path, entry in missing.items() if path.endswith((".safetensors", ".bin")))

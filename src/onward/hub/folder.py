@@ -33,7 +33,7 @@ def locate(
     """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
     which the model of this name is downloaded. `revision` is a branch, tag or commit ("": main). `only` restricts the
     download: "" takes all files that a model needs, "config" or "tokenizer" only their files, "pickles" takes .bin
-    weights in place of safetensors. `say` is called with a message before a download.
+    weights in place of safetensors. `say` is called with messages, such as the size of a download.
 
     An existing path takes precedence over a name on the hub; hf://NAME is always a name on the hub. Raises a UserError
     if there is no such model.

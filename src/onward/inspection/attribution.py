@@ -1,6 +1,6 @@
 """Direct logit attribution: how much each layer, head and feed-forward adds to a logit; and attention rollout.
 
-Shapes: L layers, H heads, T tokens, D d_model, E d_head, V vocabulary.
+Shapes: L layers, H heads, T tokens, D d_model, E d_head.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
-# largest difference between the sum of the contributions and the logit, relative to the sum of their absolute values or
-# to the norm of the hidden state times the norm of the direction, whichever is greater
+# largest difference between the sum of the contributions and the logit, relative to the greatest of 1, the sum of their
+# absolute values, and the norm of the hidden state times the norm of the direction
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
@@ -39,7 +39,7 @@ class LogitAttribution:
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap
     embedding: float  # contribution of the token's embedding and of the position, if positions are added
-    heads: Tensor  # (L, H), padded with 0 to the largest number of heads; a layer without heads counts as one
+    heads: Tensor  # (L, H), padded with 0 to the largest number of heads; a layer without heads counts as one head
     attention_bias: Tensor  # (L,), contribution of the bias of the output projection
     mlps: Tensor  # (L,)
     constant: float  # contribution of the biases of the norms and of the output head
@@ -66,7 +66,7 @@ def logit_attribution(
         target = int(logits[0, position].argmax()) if target is None else target
         for token in target, against:
             if token is not None and not 0 <= token < model.config.vocab_size:
-                raise UserError(f"token id {token} is not in the vocabulary of {model.config.vocab_size}")
+                raise UserError(f"token id {token} is not in the vocabulary of {model.config.vocab_size} tokens")
         last = hidden[:, position, None]
         logit, direction = logit_and_direction(model, last, target, against)
     size = exact(last).norm() * direction.norm()
@@ -94,7 +94,7 @@ def logit_attribution(
         if f"{name}.attn.heads" in t:
             z = t[f"{name}.attn.heads"][:, position]
             by_head, bias = contributions_of_heads(modules[f"{name}.attn.out"], z[0], branch)
-        elif f"{name}.attn.out" in t:  # a layer without heads, such as a short convolution, counts as one
+        elif f"{name}.attn.out" in t:  # a layer without heads, such as a short convolution, counts as one head
             by_head, bias = (at(f"{name}.attn.out") @ branch)[None], branch.new_zeros(())
         else:
             by_head, bias = branch.new_zeros(model.config.n_heads), branch.new_zeros(())

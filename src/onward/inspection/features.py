@@ -1,6 +1,6 @@
 """Sparse autoencoders, which describe an activation as a sum of a few features.
 
-Shapes: N tokens, T tokens of a text, D width of the activation, F features.
+Shapes: B texts, T tokens of each, D width of the activation, F features.
 """
 
 from __future__ import annotations

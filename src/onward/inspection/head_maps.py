@@ -1,6 +1,6 @@
 """Attention weights and next-token probabilities of a decoder.
 
-Shapes: B batch, L layers, H heads, T tokens, V vocabulary.
+Shapes: L layers, H heads, T tokens.
 """
 
 import math

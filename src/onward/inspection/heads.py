@@ -152,7 +152,7 @@ class RoleCurve:
 
     role: str
     steps: list[int]
-    scores: Tensor  # (saves, L, H)
+    scores: Tensor  # (checkpoints, L, H)
 
 
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
@@ -161,7 +161,7 @@ def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> Rol
     a run without checkpoints; the run's option `keep` sets their number."""
     folders = saves(Path(run))
     if not folders:
-        raise UserError(f"{run} has no saves: name the folder of a run")
+        raise UserError(f"{run} has no checkpoints: name the folder of a run")
     scores = []
     for folder in folders:
         model, _ = load_model(folder, None, torch.device("cpu"))

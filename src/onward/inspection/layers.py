@@ -1,6 +1,6 @@
 """Statistics of layers: the residual stream, units of the feed-forward, singular values, and the load of experts.
 
-Shapes: L layers, T tokens, D d_model, F units, X experts, K texts kept per unit.
+Shapes: L layers, B texts, T tokens, D d_model, F units, X experts, K texts kept per unit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The logit lens and the tuned lens: the next tokens that each layer's residual stream predicts.
 
-Shapes: L layers, T tokens, D d_model, V vocabulary, K candidates; L + 1 residual streams: before the first block and
-after each.
+Shapes: L layers, B texts, T tokens, D d_model, V vocabulary, K candidates; L + 1 residual streams: before the first
+block and after each.
 """
 
 from __future__ import annotations

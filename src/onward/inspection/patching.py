@@ -1,7 +1,7 @@
 """Activation patching and its first-order estimate, attribution patching: which activations cause the difference
 between two texts.
 
-Shapes: B texts, L layers, H heads, T tokens, E d_head, D d_model, V vocabulary.
+Shapes: B texts, L layers, H heads, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def activation_patching(
 ) -> Patching:
     """Measure how far replacing one activation in the forward pass of the corrupted text by that of the clean text
     restores the clean text's `metric`, a function of logits (B, T, V). The activations are `blocks.LAYER.SITE` of each
-    layer, where `site` is SITE, such as "in". Each effect is exact: one forward pass for each (layer, position) or, if
-    the activation has heads, each (layer, head). Both texts are token ids of the same length.
+    layer, where `site` is SITE, such as "in". Each effect is exact: the model reads the text once for each (layer,
+    position) or, if the activation has heads, each (layer, head). Both texts are token ids of the same length.
 
     (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
     """

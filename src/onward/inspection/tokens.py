@@ -1,7 +1,7 @@
 """Probabilities of the tokens of a text: the effect of each sampling option, ranks and entropies, loss by position, and
 scores of alternative answers.
 
-Shapes: B texts, T tokens, C candidates, V vocabulary.
+Shapes: B texts, T tokens, C candidates.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SamplingSteps:
     (temperature, top-k, ...)."""
 
     candidates: list[int]  # token ids (C,), sorted by the model's probability, highest first
-    steps: list[str]  # "model", then each step that changes the probabilities
+    steps: list[str]  # "model", then each step whose options are set
     probabilities: Tensor  # (steps, C)
     rest: Tensor  # (steps,), total probability of all other tokens
     kept: Tensor  # (steps,), number of tokens with a probability above 0
@@ -155,8 +155,8 @@ def score_alternatives(
     examples: Sequence[tuple[str, str]] = (),
     separator: str = "\n\n",
 ) -> Alternatives:
-    """Compute the log-probability of each alternative as the text after a question. Raises a UserError if an
-    alternative adds no token to the question, or if question and answer exceed the context.
+    """Compute the log-probability of each alternative as the text after a question. Raises a UserError without
+    alternatives, if one adds no token to the question, or if question and answer exceed the context.
 
     `examples` are pairs (question, answer) that precede the question, each followed by `separator`: none for zero-shot
     scoring, one for one-shot. Each answer follows its question directly, so a space between them must be part of one of

@@ -1,7 +1,7 @@
 """Measures exactness on a model: whether its logits with caches, batches, drafts or in another program equal those of
 the plain forward pass.
 
-Shapes: B rows, T tokens, S tokens in one call, V vocabulary, D d_model.
+Shapes: T tokens, S tokens in one call, V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from onward.model.paged import PagedKVCache
 from onward.text.tokenizer import Tokenizer
 
 TOKENS, NEW, CHUNK = 48, 24, 7  # number of tokens in a row, of generated tokens, and of tokens in a call
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of logits
+# relative to the largest logit, or to 1 if that is smaller
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,8 @@ def verify(
     hf: Mapping[str, Any] | None = None,
     reference: Reference | None = None,
 ) -> Iterator[PromiseFinding]:
-    """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache; yields
-    the findings one by one.
+    """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache, and
+    yield the findings one by one. Without `tokenizer`, the promises that need one are left out.
 
     `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, such as
     transformers, whose logits and residual streams are compared (None: not compared). Raises a UserError if the model's

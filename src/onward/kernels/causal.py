@@ -1,6 +1,6 @@
 """Causal self-attention over windows in training: one kernel for the forward pass, one for the gradients.
 
-Shapes: B windows, T tokens of each, H heads, K key/value heads, E d_head.
+Shapes: B windows, T tokens of each, H heads, E d_head.
 """
 
 from __future__ import annotations

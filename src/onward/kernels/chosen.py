@@ -16,7 +16,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer
 from onward.kernels.operations import max_rows, takes_kernels
 
-MAX_ROWS = {torch.bfloat16: 128}  # number of rows per expert from which PyTorch's matmul is faster
+MAX_ROWS = {torch.bfloat16: 128}  # number of rows per expert beyond which PyTorch's matmul is faster
 
 
 def max_assignments(dtype: torch.dtype, experts: int) -> int:
@@ -34,7 +34,7 @@ def takes_kernel(tokens: Tensor, experts: Tensor, count: int) -> bool:
 def plain_chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
     """Multiply rows of x (N, I) with the weights of their experts in plain PyTorch: `experts` (A,) are the ids of the A
     / N experts of each row, row by row; `weights` (X, O, I) and `biases` (X, O) belong to all X experts. Returns (A,
-    O), with NaN for an id that is not below X."""
+    O), with NaN for an id of no expert."""
     rows = x.repeat_interleave(len(experts) // len(x), 0)
     y = x.new_full((len(experts), weights.size(1)), math.nan)
     for expert, weight in enumerate(weights):
@@ -44,7 +44,8 @@ def plain_chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Ten
 
 
 def chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Compute `plain_chosen_linear`; on a CPU, a kernel reads only the weights of the chosen experts."""
+    """Compute `plain_chosen_linear`; on a CPU, for few assignments, a kernel reads only the weights of the chosen
+    experts."""
     if takes_kernel(x, experts, len(weights)):
         with suppress(Unreadable):
             return by_kernel(x, experts, weights, biases)

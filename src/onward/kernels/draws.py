@@ -1,4 +1,4 @@
-"""Random draws of next tokens: each is a pure function of a seed, a token index and a purpose.
+"""Random draws of next tokens: each is a pure function of the probabilities, a seed, a token index and a purpose.
 
 A draw depends on no other row and no earlier draw (the counter-based generator SplitMix64, Steele et al. 2014).
 Shapes: B rows, V vocabulary.
@@ -61,7 +61,7 @@ def draw_by_kernel(
     pass on a CPU; the tokens are those of `draw` for these seeds and token indices (`index`) and purpose 0.
 
     Factor 0 selects the likeliest token; `allowed` (V,) is False for tokens that are never drawn. A row whose logits
-    give no distribution gets -1. Returns None if no kernel can read the logits.
+    give no distribution gets -1. Returns None if kernels are unavailable or cannot read the logits.
     """
     if logits.dtype not in DTYPES or unavailable():
         return None

@@ -18,7 +18,7 @@ allocate = torch.empty  # tests replace it by memory between guard pages
 
 
 class Unreadable(Exception):
-    """Raised if a kernel cannot read a tensor; the message names its dtype and shape."""
+    """Raised if a kernel cannot read a tensor."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The operations of a plain decoder, each by a kernel if one exists and saves time, otherwise in plain PyTorch.
 
-Kernels and their compiler are loaded when a kernel is first needed. Shapes: N rows, I inputs, O outputs.
+Kernels and their compiler are loaded when a kernel is first needed. Shapes: B batch, T tokens, H heads, E d_head, I
+inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from onward.kernels.memory import DTYPES, MIN_PARALLEL, Kernel, Unreadable, addr
 
 COMPILED_AFTER = 1 << 24  # elements that PyTorch computes before a kernel is compiled, which takes some 50 ms
 MIN_WORK = 1 << 20  # elements of the queries times slots from which compiling the attention kernel saves time
-ANY = 1 << 62  # rows
+ANY = 1 << 62  # any number of rows
 counted = Counter[str]()  # elements that PyTorch has computed, by the name of the kernel
 
 

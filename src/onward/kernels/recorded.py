@@ -9,8 +9,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 
 def is_recorded() -> bool:
-    """Whether the operations of a decoding step are being recorded, for a compiled step that will repeat them by
-    kernels."""
     return not torch.compiler.is_compiling() and getattr(_get_current_dispatch_mode(), "records_steps", False)
 
 

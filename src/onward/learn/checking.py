@@ -58,9 +58,8 @@ def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[
         if "error" in loaded:
             raise UserError(loaded["error"])
         verdicts += [Verdict(**row) for row in done]
-        if len(done) < len(left) and (
-            status is not None or not done
-        ):  # otherwise, the next process gives it the full time
+        # after a timeout, an exercise that was not the first gets the full time in the next process
+        if len(done) < len(left) and (status is not None or not done):
             verdicts.append(Verdict(left[len(done)].name, left[len(done)].chapter, "failed", why))
     if all(verdict.status == "not written" for verdict in verdicts):
         raise UserError(f"{file} has no exercise yet: write one of {', '.join(one.exercise for one in verdicts)}")

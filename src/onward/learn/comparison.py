@@ -21,7 +21,8 @@ def numbers(value: Any) -> Tensor | None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results are equal up to rounding: numbers of the same shape, or sequences of these."""
+    """Whether two results are equal up to rounding: numbers of the same shape, sequences of these, or equal values of
+    one type."""
     first, second = numbers(one), numbers(other)
     if first is not None and second is not None:
         return first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -1,6 +1,6 @@
 """Beam search: finds likely continuations with a fixed number of hypotheses at a time.
 
-Shapes: B rows, D d_model, V vocabulary.
+Shapes: B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class BeamGroup:
         cache rows; `penalty` (V,), the diversity penalty, is subtracted; `rules` say when hypotheses and the search
         end.
 
-        Of the `group_size` likeliest candidates, those with a stop token become finished hypotheses; the `group_size`
-        likeliest without a stop token become the running beams, or none once the search has ended. Returns the new
-        tokens of finished and running hypotheses.
+        Of the `group_size` likeliest candidates, those that end with a stop token or at `max_new_tokens` become
+        finished hypotheses; the `group_size` likeliest others become the running beams, or none once the search has
+        ended. Returns the new tokens of finished and running hypotheses.
         """
         if not self.running:
             return []
@@ -85,7 +85,7 @@ class BeamGroup:
         new_tokens: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
-        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # group_size of them have no stop token
+        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # at least group_size of them have no stop token
         best = totals.topk(min(enough, len(totals)))
         lasts = plain.flatten()[best.indices].tolist()
         for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
@@ -132,8 +132,8 @@ def beam_search(
     """Return the `n` best hypotheses for each prompt, best first; fewer if fewer exist.
 
     The score of a hypothesis is its log-probability / number of new tokens ** `length_penalty`; a greater penalty
-    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once there are
-    as many finished hypotheses as `beams`, the search ends at once (`early_stopping` True), or as soon as no running
+    favors longer hypotheses. A hypothesis ends with a token of `stop_token_ids` or at `max_new_tokens`. Once a group
+    has as many finished hypotheses as beams, its search ends at once (`early_stopping` True), or as soon as no running
     hypothesis can beat the worst finished one at its present length (False), or at any length ("never", which is exact
     if the penalty is at least 0). The rules are those of transformers' `generate(num_beams=beams)`.
 
@@ -144,7 +144,7 @@ def beam_search(
     `sampling` changes the model's log-probabilities (penalties, bans, temperature and so on), which are not normalized
     again; by default they are not changed. `allowed` (V,) is False for tokens that are never chosen; before
     `min_new_tokens` no token of `stop_token_ids` is chosen. All prompts are searched together, in `beams` rows of one
-    cache each. Raises a UserError for options that contradict each other.
+    cache each. Raises a UserError for invalid options.
     """
     for sentence, wrong in {
         f"beams is {beams}: it must be from 1 to {MAX_ANSWERS}": not 1 <= beams <= MAX_ANSWERS,
@@ -152,7 +152,8 @@ def beam_search(
         f"groups is {groups}: beams, {beams}, must be a multiple of it": groups < 1 or beams % groups,
         f"diversity is {diversity}: it must be at least 0": not 0 <= diversity < math.inf,
         "Cannot use diversity, because it acts between groups: make groups more than 1": diversity and groups == 1,
-        f"length_penalty is {length_penalty}: it must be from -50 to 50": not abs(length_penalty) <= 50,  # fp64
+        # with a greater penalty, the power of the length could exceed fp64
+        f"length_penalty is {length_penalty}: it must be from -50 to 50": not abs(length_penalty) <= 50,
         f"early_stopping is {early_stopping!r}, not True, False or 'never'": early_stopping
         not in (True, False, "never"),
     }.items():

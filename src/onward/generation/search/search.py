@@ -52,8 +52,8 @@ class SearchRows:
         self.last_lengths = [0] * rows  # length to which each row can grow, see `last_length`
 
     def read(self, texts: Sequence[list[int]]) -> Tensor:
-        """Run the model on the tokens of texts[i] that are not cached in row i, at least one; returns the hidden states
-        (B, D) of the last token of each text."""
+        """Run the model on the tokens of texts[i] that are not cached in row i (there must be at least one); return the
+        hidden states (B, D) of the last token of each text."""
         for row, text in enumerate(texts):
             if len(text) > self.last_lengths[row]:
                 self.manager.allocate(row, text, len(text))

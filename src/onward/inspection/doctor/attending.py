@@ -24,9 +24,9 @@ from onward.model.extended import LateNormSelfAttentionModule
 
 TEXTS = 6
 GAIN = {"repeated": 1.5, "random": 0.5}  # small scores, for which softmax and soft caps are nearly linear
-FIT = 0.05  # the largest relative residual of a fit
+FIT = 0.05  # relative tolerance of a fitted factor
 ALIKE = 1e-4  # relative to the largest number: vectors that differ by less count as equal
-FASTEST = 1.05  # radians per token of the fastest pair
+FASTEST = 1.05  # largest usual rotation of a pair of dimensions, in radians per token
 SEEN = 1e-20  # keys with a smaller weight count as masked
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
 NO_ATTENTION = "no attention (a product of weights (T, T) and values) was recognized in this model"
@@ -35,8 +35,9 @@ Layer = Sequence[RecordedAttention]  # the recordings of one attention, one per 
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Recordings of each attention on N texts, with all weights enlarged; cached for other checks. With `kind`
-    "repeated", each text repeats one token; with "random", tokens are random."""
+    """Recordings of each attention on N texts, with weights scaled by `loud`; cached for other checks; empty if a
+    recorded value is not finite. With `kind` "repeated", each text repeats one token; with "random", tokens are
+    random."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -269,7 +270,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
 
 
 def first_equal_heads(x: Tensor) -> list[int]:
-    """For each head of x (N, H, T, E), the first head with equal vectors."""
+    """Numbers of the heads of x (N, H, T, E), in order of appearance: heads with equal vectors have the same number."""
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):

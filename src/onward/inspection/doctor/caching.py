@@ -1,6 +1,6 @@
 """Checks of the key/value cache: it changes no logits, holds only keys and values, and saves work.
 
-Shapes: B rows, T tokens, S tokens in one call, V vocabulary.
+Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NO_CACHE = (
 PIECES = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
 ARRAY = 1 << 25  # bytes that are read to measure the memory bandwidth
 STEPS = 3  # timed steps; the fastest counts
-REPEATED = 3.0  # a step repeats work if it computes this many times the activations of a single token
+REPEATED = 3.0  # a step repeats work if it computes more than this many times the activations of a single token
 EXCESS = 1.05  # largest number of bytes per token in the cache, relative to its keys and values
 
 
@@ -65,7 +65,8 @@ def cached(s: Subject) -> Outcome:
 
 
 def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
-    """The first module whose result for `token` differs with a cache that gets pieces of `sizes` tokens."""
+    """The first module whose result for the piece with `token` differs with a cache that gets pieces of `sizes`
+    tokens."""
     memory, tokens = s.new_cache(), s.tokens[:1]
     assert memory
     with s.outputs() as plain:
@@ -103,7 +104,7 @@ def rolled_back(s: Subject) -> Outcome:
         return "not applicable", f"the cache cannot be rolled back: {error}".splitlines()[0]
     try:
         pieces += [memory.step(piece) for _, piece in in_pieces(tokens[:, half:], (1,))]
-    except Exception as error:  # the same steps before the crop raised nothing
+    except Exception as error:  # the steps before the crop raised nothing
         return "failed", f"after a rollback of {wrong.size(1)} tokens, the next step raises {type(error).__name__}"
     logits = torch.cat(pieces, 1)
     if logits.size(1) < tokens.size(1):
@@ -160,13 +161,13 @@ def bandwidth(device: torch.device) -> float:
 
 
 def speed(s: Subject) -> Outcome:
-    """Check that a step with the cache computes about as much as a forward on a single token."""
+    """Check that a step with the cache computes few more activations than a forward pass on a single token."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE
     last = s.tokens.size(1) - 1 - STEPS
     if last < 8:
-        return "not applicable", "the context is too short to distinguish a step from a forward of the whole text"
+        return "not applicable", "the context is too short to distinguish a step from a forward pass on the whole text"
     memory.step(s.tokens[:1, :last])
     seconds = []
     for i in range(last, last + STEPS):

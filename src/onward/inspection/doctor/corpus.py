@@ -1,7 +1,4 @@
-"""Checks of a text corpus for training.
-
-Shapes: N tokens.
-"""
+"""Checks of a text corpus for training."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from onward.training.run.checks import apart
 
 LARGEST = 0.5  # the largest share of the tokens that a document may have
 FEW = 10  # with fewer documents, the share is reported but not judged
-ENDS = 100_000  # maximum number of document ends that are checked
+ENDS = 100_000  # fewer than twice this many document ends are checked
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ def duplicates(c: Corpus) -> Outcome:
 
 
 def ended(c: Corpus) -> Outcome:
-    """Check that each document of the training text ends with an end token."""
+    """Check that the documents of the training text end with an end token: all but the last, or a sample of many."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
         return "not applicable", "the corpus is a single document" if c.end_ids else "no end token is known"
@@ -69,7 +66,7 @@ CORPUS = {
     ),
     "documents end": Check(
         "a token that ends documents",
-        "reads the last token of each document",
+        "reads the last token of the documents, except the last document",
         "the model never learns to stop, and reads consecutive documents as one text",
         "append the end token to each document, with one document per file or per row",
         ended,

@@ -1,6 +1,6 @@
 """Checks of the forward pass: causality, modes, lengths and precision.
 
-Shapes: B rows, T tokens, D width, V vocabulary.
+Shapes: B rows, T tokens, D width, H heads, E size of a head.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onward.inspection.doctor.subject import POSITION_NAMES, Subject, Use
 
 LONGEST = 4096  # tokens of the longest context that is checked
 COPIED = 2_000_000_000  # parameters of the largest model that is copied in another precision
-IDS = 256  # number of token ids that are compared
+IDS = 256  # number of the first token ids that are compared, with half as many spread over the vocabulary
 DRIFT = 0.2  # largest relative error of logits in bf16, as a median over tokens
 
 
@@ -179,7 +179,8 @@ def ids(s: Subject) -> Outcome:
 
 
 def shapes(s: Subject) -> Outcome:
-    """Check that token ids of other shapes give logits, or an error that names their shape."""
+    """Check that token ids of other shapes give logits, or raise an AssertionError, ValueError or
+    NotImplementedError."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
@@ -337,7 +338,7 @@ FORWARD = {
     ),
     "shapes": Check(
         "",
-        "runs token ids of other shapes: one row, three rows, one token, one token fewer",
+        "runs token ids of other shapes: one row, three rows, one token, two tokens, one token fewer",
         "the model fails at the last batch of an epoch, or at the first generated token",
         "take B and T from the tokens, not from the config",
         shapes,

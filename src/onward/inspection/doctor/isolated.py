@@ -20,7 +20,7 @@ GIGABYTE = 1 << 30
 
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
-    """Run all checks in a process limited to `seconds` and `gigabytes`, for untrusted models. `arguments` are the
+    """Run all checks in a process limited to `seconds` and `gigabytes` GiB, for untrusted models. `arguments` are the
     arguments of `target.subjects_of`, plus `imports`, the user's modules to import first. Output of the model is
     discarded, and processes that it started are ended."""
     lines, status = run_apart(__name__, {**arguments, "gigabytes": gigabytes}, seconds)

@@ -93,7 +93,7 @@ def spread_targets(s: Subject) -> Tensor:
 
 
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
-    """Values of a loss with one of the usual mistakes, for logits (B, T, V), by description of the mistake."""
+    """Values of a loss with each of the common mistakes, for logits (B, T, V), by description of the mistake."""
     values = {f"the loss of targets at offset {k}": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
@@ -110,7 +110,8 @@ def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
     """Check that the loss ignores targets of -100, as in PyTorch, or of -1, as in nanoGPT. `right` is the offset
-    between logits and targets that the loss assumes (1 if it shifts tokens itself)."""
+    between logits and targets that the loss assumes (1 if it shifts tokens itself). Not checked for the model's own
+    loss if the model has a padding token."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:

@@ -27,7 +27,7 @@ NAMES = {
 }
 SIZE_NAMES = "head_dim", "d_head", "head_size", "d_k"
 HEAD_NAMES = "n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nheads"
-NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config, such as of Qwen 2 and Switch
+NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # as in the configs of Qwen 2 and Switch
 FIT = 0.05  # the largest relative residual of a fit
 BY = 8.0  # the factor by which the residual stream is multiplied
 
@@ -53,7 +53,7 @@ def width(module: nn.Module) -> int:
 
 
 def number(module: nn.Module, names: Sequence[str]) -> int:
-    """The first attribute among `names` that is a positive integer."""
+    """The first attribute among `names` that is a positive integer; 0 if there is none."""
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
 
 

@@ -4,7 +4,7 @@ Every decoder consists of a few PyTorch operations, whether it is written with m
 attention. A dispatch mode records them all. Attention is recognized as a product of queries and keys with a (T, T)
 result for each head, followed by a product of weights (T, T) and values.
 
-Shapes: N texts times heads, H heads, T tokens, E size of a head, D width, V vocabulary.
+Shapes: H heads, K key/value heads, T tokens, E size of a head, D width.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the residual stream, the activation functions and the range of the logits, from the operations of a forward
 pass.
 
-Shapes: T tokens, D width, V vocabulary.
+Shapes: T tokens, D width.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NO_TEXT = "every short text length divides a width of the model, so shapes are a
 
 
 def traced(s: Subject) -> Operations | None:
-    """The operations on a random text with all weights enlarged, cached for other checks; None if no text length is
+    """The operations on a random text with weights scaled by `loud`, cached for other checks; None if no text length is
     usable."""
     if "traced" not in s.memo:
         T = length_of_texts(s)

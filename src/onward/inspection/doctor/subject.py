@@ -66,11 +66,11 @@ class Cache:
 
 
 class Use(NamedTuple):
-    """A recorded call of a module: its result and its first argument."""
+    """A recorded call of a module: its result and its first tensor argument."""
 
     name: str
     result: Tensor
-    given: Tensor | None  # first argument of the call
+    given: Tensor | None
 
 
 class ReachedError(BaseException):
@@ -140,8 +140,8 @@ class Subject:
         return logits
 
     def longest(self, length: int) -> int:
-        """The greatest number of tokens, at most `length`, that the model accepts; raises a UserError if it is below
-        four."""
+        """The greatest number of tokens, at most `length`, that the model accepts; raises a UserError if it accepts
+        neither `length` nor a smaller number of at least four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
             return length
@@ -156,7 +156,8 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """A user's batch on the model's device; raises a UserError unless it is a pair of integers (B, T)."""
+        """A user's batch on the model's device; raises a UserError unless it is a pair of tensors (B, T) with ids of
+        the model."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
@@ -186,7 +187,7 @@ class Subject:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
         """The user's loss of logits (B, T, V) and targets (B, T) or, without one, the model's own loss on the test
-        tokens."""
+        tokens; None if it returns none."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)

@@ -75,7 +75,7 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """Load with Onward, or with transformers if Onward does not support the family."""
+    """Load with Onward, or with transformers if Onward cannot load the model."""
     try:
         return load_model(path)[0]
     except UserError as error:

@@ -1,7 +1,4 @@
-"""Checks of a trained model and of its tokenizer.
-
-Shapes: B rows, T tokens, V vocabulary.
-"""
+"""Checks of a trained model and of its tokenizer."""
 
 from __future__ import annotations
 
@@ -124,7 +121,8 @@ TRAINED = {
     ),
     "chat template": Check(
         "a tokenizer with a chat template",
-        "compares a training conversation with the generation prompt: both must agree up to the answer, which must end",
+        "compares a training conversation with the generation prompt: both must agree up to the answer, which must end "
+        "with an end token",
         "the model generates from a prompt that it was not trained on, or never stops",
         "make add_generation_prompt write the tokens that precede a trained answer, and end answers with an end token",
         chat_template,

@@ -1,6 +1,6 @@
 """Checks of a training loop: its batches, its validation batches, and the gradients of its steps.
 
-Shapes: B rows, T tokens.
+Shapes: T tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onward.inspection.doctor.forward import dropout_rates
 from onward.inspection.doctor.subject import ReachedError, Subject, hooked
 
 STEPS = 3  # steps of the optimizer that are recorded
-PASSAGE = 8  # tokens that training and validation may not share
+PASSAGE = 8  # number of tokens in a compared passage
 COMMON = 0.1  # largest share of common passages, since similar texts share phrases
 FEW = 4  # minimum number of pairs of rows for judging their order
 SAME = 0.999  # the cosine above which gradients count as equal

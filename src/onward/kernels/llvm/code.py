@@ -161,7 +161,7 @@ class Code(ir.IRBuilder):
         return self.select(self.fcmp_ordered("<", b, a), b, a)
 
     def least(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """Emit code for the smaller one of two integers."""
+        """Emit code for the smaller of two integers."""
         return self.select(self.icmp_signed("<", a, b), a, b)
 
     def sum(self, vector: ir.Value) -> ir.Value:

@@ -1,7 +1,7 @@
 """Compiles kernels to machine code of this CPU, and runs them in the threads of PyTorch.
 
 A kernel is a Python function that emits LLVM's intermediate code through `Code`. LLVM compiles it in some 50 ms, when
-it is first called; no compiler is needed on the machine. The threads are those of PyTorch's OpenMP runtime: a second
+it is first needed; no compiler is needed on the machine. The threads are those of PyTorch's OpenMP runtime: a second
 pool of threads would compete for the same cores.
 """
 
@@ -95,8 +95,8 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
 
 def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) -> Any:
     """Compile an LLVM module for a CPU (`cpu`: LLVM's name of it, by default this machine's); return the LLVM engine,
-    whose `get_function_address` gives the address of each function. With a `folder`, the machine code is stored there
-    and loaded from there the next time."""
+    whose `get_function_address` gives the address of each function. With a private `folder`, the machine code is stored
+    there and loaded from there the next time."""
     for name in OPENMP:
         llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
     features, cpu = ("", cpu) if cpu else (host_features().flatten(), llvm.get_host_cpu_name())

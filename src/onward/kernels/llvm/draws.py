@@ -24,8 +24,8 @@ DrawArguments = arguments("DrawArguments", "tokens", "logits", "allowed", "facto
 def emit(dtype: str, masked: bool) -> Emit:
     """Return the function that emits the code of the kernel that draws one token per row of logits. Its arguments are
     DrawArguments; threads divide the rows. `masked`: whether a mask of allowed tokens is given. `factors` (N,) are the
-    inverse temperatures, 0 for the likeliest token. The token is -1 if a logit is not finite, or if no token is
-    allowed.
+    inverse temperatures, 0 for the likeliest token. The token is -1 if the logit of an allowed token is not finite, or
+    if no token is allowed.
     """
 
     def kernel(code: Code, given: Values, first: Any, end: Any) -> None:

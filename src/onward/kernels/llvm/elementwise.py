@@ -216,8 +216,8 @@ root = unary("llvm.sqrt")
 
 
 def exp(code: Code, x: Value) -> Value:
-    """Emit code for e ** x within 2 units in the last place: 2 ** n times a polynomial of the remainder (Cody and Waite
-    1980)."""
+    """Emit code for e ** x, with x limited to -87.33 to 88.72, within 2 units in the last place: 2 ** n times a
+    polynomial of the remainder (Cody and Waite 1980)."""
     x = clamp(code, x, -87.33, 88.72)
     n = unary("llvm.rint")(code, code.fmul(x, like(code, x, math.log2(math.e))))
     rest = code.fma(n, like(code, x, -0.693359375), x)

@@ -69,7 +69,8 @@ def unpack_groups(code: Code, codes: Any, scales: Any, place: Any) -> list[Any]:
     kind = ir.VectorType(BFloat(), PAIRS)
     table = code.bitcast(code.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, tables[::-1]), WORDS)
     words = code.zext(code.vector(codes, "int8", code.lshr(place, INT(1)), PAIRS), WORDS)
-    second = ir.Constant(WORDS, [0] * LANES + [LANES] * LANES)  # those of the second group are later in the table
+    # the second group's values are in the second half of the table
+    second = ir.Constant(WORDS, [0] * LANES + [LANES] * LANES)
     low = code.or_(code.and_(words, ir.Constant(WORDS, [15] * PAIRS)), second)
     high = code.or_(code.lshr(words, ir.Constant(WORDS, [4] * PAIRS)), second)
     return [code.intrinsic("llvm.x86.avx512.permvar.hi.512", WORDS, [table, indices]) for indices in (low, high)]

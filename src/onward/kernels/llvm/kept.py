@@ -29,7 +29,7 @@ class NotKept(UserWarning):
 
 def private_folder(folder: str | Path) -> Path | None:
     """Return the absolute path of a folder for machine code to which no other user has access; create it if it is
-    missing. Returns None, with a warning that gives the reason, if others have access.
+    missing. Returns None, with a warning that gives the reason, if others have access or the folder cannot be used.
 
     Symlinks above the folder are resolved. No folder on the path lets another user rename the next one, so that the
     path always leads to the same folder.

@@ -19,7 +19,7 @@ from onward.kernels.llvm.units import shuffle
 
 ROW = 64  # bytes of a row of a tile
 TILE_BYTES = LANES * ROW
-WEIGHT, X = (4, 5), (6, 7)  # numbers of the tiles; those of y are the first four
+WEIGHT, X = (4, 5), (6, 7)  # tile numbers; tiles 0 to 3 are for y
 PALETTE = [1, *[0] * 15, *[ROW, 0] * 8, *[0] * 16, *[LANES] * 8, *[0] * 8]  # all tiles have their full size
 
 
@@ -81,8 +81,8 @@ def transposed(code: Code, rows: Sequence[Any]) -> list[Any]:
 
 
 def pack(code: Code, rows: Sequence[Any], address: Any, places: Sequence[int] = range(0, TILE_BYTES, ROW)) -> None:
-    """Emit code that writes a tile of x to memory, given a vector of ROW bytes of each of its LANES rows; `places` are
-    those of the tile's rows, in bytes after the address."""
+    """Emit code that writes a tile of x to memory, given a vector of ROW bytes for each of LANES rows of x; `places`
+    are the offsets of the tile's rows from the address, in bytes."""
     for place, numbers in zip(places, transposed(code, [code.bitcast(row, INTS) for row in rows])):
         code.store(numbers, code.bitcast(code.at(address, "int8", place), INTS.as_pointer()), align=1)
 

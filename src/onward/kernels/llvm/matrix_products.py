@@ -22,9 +22,9 @@ Finish = Callable[[Code, Values, Any, Any, int], Any]  # see `Product.finished`
 
 class MatrixProduct:
     """The code of products with a weight in bf16. Tiles of the weight are read as it is stored, those of x are packed
-    once; a subclass for each format of integers unpacks the weight or packs x otherwise.
+    once; a subclass for each integer format unpacks the weight or packs x differently.
 
-    `bits` of a stored weight, bytes (`size`) of a number in a tile, tiles of x (`parts`) for each group of LANES rows.
+    A stored weight has `bits` bits, a number in a tile `size` bytes, and each group of LANES rows `parts` tiles of x.
     """
 
     bits, size, parts = 16, 2, 1
@@ -52,7 +52,7 @@ class MatrixProduct:
             with code.loop(0, groups) as (group, _):
                 self.pack(group, code.add(begin, code.mul(group, INT(LANES))))
             with code.loop(first, end, OUTPUTS) as (start, _):
-                # the last ones begin earlier, and may be written by two threads, with the same numbers
+                # the last pass begins earlier: two threads may write the same outputs, with the same numbers
                 output = code.least(start, code.sub(given.outputs, INT(OUTPUTS)))
                 for head, last, count in (INT(0), paired, len(X)), (paired, tiles, 1):
                     with code.loop(head, last, count) as (tile, _):
@@ -111,8 +111,8 @@ class MatrixProduct:
             pack(self.code, self.vectors(first, index), target)
 
     def prepare(self, output: Any, index: Any, tiles: Any) -> None:
-        """Emit code that prefetches INPUTS of the next OUTPUTS rows. Rows of bf16 are so long that the CPU follows
-        them."""
+        """Emit code that prefetches INPUTS weights of each of the next OUTPUTS rows. Not called for bf16, whose longer
+        rows the CPU prefetches itself."""
         code, given, size = self.code, self.given, OUTPUTS * self.bits // 8
         after = code.mul(code.add(output, INT(OUTPUTS)), given.inputs)
         place = code.add(code.lshr(code.mul(after, INT(self.bits)), INT(3)), code.mul(index, INT(size)))
@@ -120,8 +120,8 @@ class MatrixProduct:
             code.prefetch(code.at(given.weight, "int8", code.add(place, INT(line))))
 
     def weight(self, output: Any, number: int, index: Any, part: int, tiles: Any) -> tuple[Any, Any]:
-        """Emit code for the address of the weight's tile `number`, of those from row `output` on, and the distance of
-        its rows; the tile begins `part` bytes after input `index`."""
+        """Emit code for the address of tile `number` of the weight, counted from row `output`, and the distance of its
+        rows; the tile begins `part` bytes after input `index`."""
         code = self.code
         start = code.mul(code.add(output, INT(number * LANES)), self.length)
         place = code.add(code.mul(index, INT(self.size)), INT(part))
@@ -156,7 +156,7 @@ class Int4Product(MatrixProduct):
 
     def bound(self, tiles: Any, inputs: Any) -> Any:
         """Emit code for the number of inputs that are unpacked at a time: if the tiles of x are multiplied in one pass,
-        so few that they stay in the first cache."""
+        so few that they stay in the L1 cache."""
         one = self.code.icmp_signed("<=", tiles, INT(len(X)))
         return self.code.select(one, INT(2 * INPUTS), inputs)
 
@@ -167,7 +167,7 @@ class Int4Product(MatrixProduct):
         return code.add(self.unpacked, code.mul(code.and_(index, mask), INT(OUTPUTS * 2)))
 
     def pack(self, group: Any, first: Any) -> None:
-        """In the order of int4.unpack_groups."""
+        """Emit code that packs a group of rows in the order of `int4.unpack_groups`."""
         code = self.code
         with code.loop(0, self.given.inputs, INPUTS) as (index, _):
             target = self.x_address(group, code.mul(index, INT(self.size)))
@@ -188,9 +188,9 @@ class Int4Product(MatrixProduct):
         return self.code.add(self.place(index, tiles), INT(number * LANES * 2 * ROW + part)), INT(2 * ROW)
 
 
-MIDDLE = 0x808080  # added to an integer of three digits from -128 to 127, it makes each the digit plus 128, a byte
-ROUNDING = 1.5 * 2.0**23  # the sum of it and a number below 2 ** 22 is rounded to an integer
-ROUNDED = 0x4B400000  # its bits; those of the sum are larger by the integer
+MIDDLE = 0x808080  # adding it to an integer of three digits from -128 to 127 adds 128 to each digit
+ROUNDING = 1.5 * 2.0**23  # adding it to a number below 2 ** 22 rounds the number to an integer
+ROUNDED = 0x4B400000  # bits of ROUNDING; the bits of the sum are larger by the integer
 
 
 class Int8Product(MatrixProduct):
@@ -202,8 +202,8 @@ class Int8Product(MatrixProduct):
     def __init__(self, code: Code, given: Values, finish: Finish) -> None:
         super().__init__(code, given, finish)
         self.digits = memory(code, INT(self.parts * TILE_BYTES))
-        self.factors = memory(code, code.mul(self.most, INT(ROW)))  # of the rows, by which their sums are multiplied
-        self.scales = memory(code, INT(ROW))  # by which the rows of a group are multiplied before
+        self.factors = memory(code, code.mul(self.most, INT(ROW)))  # by which each row's sums are multiplied
+        self.scales = memory(code, INT(ROW))  # by which each row of a group is multiplied before rounding
 
     def pack(self, group: Any, first: Any) -> None:
         code, given = self.code, self.given
@@ -226,9 +226,9 @@ class Int8Product(MatrixProduct):
                 pack(code, rows, self.x_address(tile, index))
 
     def scale(self, group: Any, lane: Any, start: Any) -> None:
-        """Emit code for the scale and the factor, powers of two, of row `lane` of a group, which begins at number
-        `start` of x: the largest number of the row becomes at least 2 ** 21. The factor is NaN if the row has a number
-        that is not finite."""
+        """Emit code for the scale and the factor, powers of two, of row `lane` of a group; the row begins at number
+        `start` of x. Unless all numbers of the row are tiny, the largest becomes at least 2 ** 21. The factor is NaN if
+        the row has a number that is not finite."""
         code, word = self.code, ir.IntType(32)
         with code.loop(0, self.given.inputs, LANES, [integers(0)]) as (index, peaks):
             bits = code.bitcast(code.floats(self.given.x, "bfloat16", code.add(start, index)), INTS)
@@ -236,7 +236,7 @@ class Int8Product(MatrixProduct):
             peaks[0] = code.select(code.icmp_signed(">", bits, peaks[0]), bits, peaks[0])
         peak = code.intrinsic(f"llvm.vector.reduce.smax.v{LANES}i32", word, [peaks[0]])
         exponent = code.lshr(peak, word(23))
-        exponent = code.select(code.icmp_signed("<", exponent, word(22)), word(22), exponent)  # of tiny numbers
+        exponent = code.select(code.icmp_signed("<", exponent, word(22)), word(22), exponent)  # for tiny numbers
         finite = code.icmp_signed("<", exponent, word(255))
         factor = code.select(finite, code.shl(code.sub(exponent, word(21)), word(23)), word(0x7FC00000))
         code.store(code.shl(code.sub(word(275), exponent), word(23)), code.at(self.scales, "int32", lane))
@@ -257,7 +257,7 @@ class Int8Product(MatrixProduct):
 
 
 def is_tiled(code: Code, given: Values) -> Any:
-    """Emit code that asks whether a weight has a size that these products support."""
+    """Emit code that tests whether a weight has a size that these products support."""
     whole = code.icmp_signed("==", code.urem(given.inputs, INT(INPUTS)), INT(0))
     wide = code.icmp_signed(">=", given.outputs, INT(OUTPUTS))
     return code.and_(code.and_(whole, wide), code.icmp_signed("<", given.inputs, INT(MOST_INPUTS)))

@@ -13,7 +13,7 @@ from onward.kernels.llvm.elementwise import clamp, like, spans, unary
 WriteArguments = arguments(
     "WriteArguments", "entry", "scales", "vectors", "positions", "tokens", "slots", "table", "columns"
 )
-GREATEST = 127.0  # code
+GREATEST = 127.0  # largest code
 TINY = 2.0**-126  # the smallest normal number of fp32 and bf16
 absolute, nearest = unary("llvm.fabs"), unary("llvm.rint")
 

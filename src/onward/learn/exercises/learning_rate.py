@@ -28,24 +28,28 @@ EXERCISE = Exercise(
     answer=learning_rate,
     draw=draw,
     mistakes=(
-        Mistake("(step + 1) / warmup", "step / warmup", "the rate of step 0 is 0, a wasted step: use step + 1"),
+        Mistake(
+            "(step + 1) / warmup", "step / warmup", "the learning rate of step 0 is 0, a wasted step: use step + 1"
+        ),
         Mistake(
             "(step - warmup) / (steps - warmup)",
             "step / steps",
             "the cosine begins at step 0: begin it after the warm-up, (step − warmup) / (steps − warmup)",
         ),
         Mistake("/ (steps - warmup)", "/ steps", "the cosine ends too late: it lasts steps − warmup steps"),
-        Mistake("least + (peak - least)", "peak", "the rate falls to 0: let it fall to least"),
+        Mistake("least + (peak - least)", "peak", "the learning rate falls to 0: let it fall to least"),
         Mistake(
-            "least + (peak - least)", "least + peak", "the rate begins above the peak: the cosine spans peak − least"
+            "least + (peak - least)",
+            "least + peak",
+            "the learning rate begins above the peak: the cosine spans peak − least",
         ),
         Mistake("math.pi * share", "math.pi / 2 * share", "only a quarter of the cosine is used: multiply by π"),
-        Mistake("math.pi * share", "2 * math.pi * share", "the rate rises again: half a period is π, not 2π"),
-        Mistake("1 + math.cos", "1 - math.cos", "the rate rises after the warm-up: use 1 + cos"),
+        Mistake("math.pi * share", "2 * math.pi * share", "the learning rate rises again: half a period is π, not 2π"),
+        Mistake("1 + math.cos", "1 - math.cos", "the learning rate rises after the warm-up: use 1 + cos"),
         Mistake(
             "(1 + math.cos(math.pi * share)) / 2",
             "(1 - share)",
-            "the rate falls along a line: use (1 + cos(π share)) / 2",
+            "the learning rate falls along a line: use (1 + cos(π share)) / 2",
         ),
         Mistake(
             "    if step < warmup:\n        return peak * (step + 1) / warmup\n",
