@@ -142,17 +142,6 @@ def product_kernel(weight_format: str, dtype: torch.dtype, biased: bool) -> Kern
     return products(weight_format, DTYPES[dtype], biased)
 
 
-@cache
-def has_fast_rows(dtype: torch.dtype, sizes: frozenset[tuple[int, int]]) -> bool:
-    """Whether the matrix unit of this CPU multiplies x in `dtype` with weights of these `sizes` (inputs, outputs): then
-    a few rows take little longer than one, and each gets the same bits as alone."""
-    if dtype != torch.bfloat16 or unavailable():
-        return False
-    from onward.kernels.llvm import matrix, matrix_products
-
-    return matrix.has_matrix_unit(None) and all(matrix_products.supports(*size) for size in sizes)
-
-
 def is_worth(name: str, x: Tensor) -> bool:
     """Whether the CPU kernel `name` should compute an activation from x, in place of PyTorch.
 

@@ -28,6 +28,7 @@ from onward.model.mask import AttentionMask
 from onward.model.norms import HeadNorms
 from onward.model.query_blocks import query_blocks
 from onward.model.reference import reference
+from onward.model.tiles import MIN_TILED, is_tiled
 
 MAX_FOLDED = 16  # maximum number of queries per row for which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
@@ -132,11 +133,11 @@ def attend(
     dropout: float = 0.0,
 ) -> Tensor:
     """Compute attention by the fastest backend that supports the options, which are the same as in `reference`."""
-    if not dropout:
+    plain = softcap is None and sinks is None
+    if not dropout and not (plain and q.size(1) >= MIN_TILED and is_tiled(q, v, mask)):
         y = without_gathering(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:
             return y
-    plain = softcap is None and sinks is None
     if (
         (plain and not dropout and mask.causal_only)
         and (isinstance(k, Tensor) and isinstance(v, Tensor))

@@ -300,9 +300,9 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Chat templates of a folder by name; a single one is named `default`."""
-    value = next(filter(None, (table.get("chat_template") for table in tables.values())), [])
+    value: Any = next(filter(None, (table.get("chat_template") for table in tables.values())), [])
     if isinstance(value, list):
-        pairs = [(t.get("name"), t.get("template")) if isinstance(t, dict) else (t, None) for t in value]
+        pairs: list[Any] = [(t.get("name"), t.get("template")) if isinstance(t, dict) else (t, None) for t in value]
     else:
         pairs = [*value.items()] if isinstance(value, dict) else [("default", value)]
     if not all(isinstance(text, str) for pair in pairs for text in pair):
@@ -314,4 +314,4 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
                 templates["default" if file.parent == folder else file.stem] = file.read_text(encoding="utf-8")
             except ValueError:
                 raise UserError(f"{file} is not UTF-8 text: save it as UTF-8") from None
-    return {name: t for name, t in templates.items() if isinstance(t, str)}
+    return templates

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from onward.config.decoder import at
 from onward.config.feedforward_parts import Experts
-from onward.kernels.operations import has_fast_rows
+from onward.kernels.available import unavailable
 from onward.model.decoder import Decoder
 
 COST = 0.06  # time of verifying a token, relative to a step; measured for dense models of 30 and 124 million parameters
@@ -28,3 +30,13 @@ def rounds_rows_apart(model: Decoder) -> bool:
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "precision")]
     sizes = frozenset((layer.in_features, layer.out_features) for layer in layers)
     return bool(sizes) and not (model.device.type == "cpu" and has_fast_rows(model.dtype, sizes))
+
+
+def has_fast_rows(dtype: torch.dtype, sizes: frozenset[tuple[int, int]]) -> bool:
+    """Whether the matrix unit of this CPU multiplies x in `dtype` with weights of these `sizes` (inputs, outputs): then
+    a few rows take little longer than one, and each gets the same bits as alone."""
+    if dtype != torch.bfloat16 or unavailable():
+        return False
+    from onward.kernels.llvm import matrix, matrix_products
+
+    return matrix.has_matrix_unit(None) and all(matrix_products.supports(*size) for size in sizes)
