@@ -207,9 +207,11 @@ def test_owned_model_is_read_once_and_its_hooks_and_counted_changes_are_seen(
 
 def test_file_that_cannot_be_written_is_a_warning_not_an_error_of_the_request(tmp_path: Path) -> None:
     model = model_of()
-    (tmp_path / "file").write_text("")
+    files = PrefixFiles(tmp_path / "file", model)
+    files.folder.rmdir()
+    files.folder.write_text("")
     with pytest.warns(UserWarning, match="the prompt is not saved: cannot write"):
-        found = answer(model, files=PrefixFiles(tmp_path / "file", model))
+        found = answer(model, files=files)
     assert same(found, answer(model))
 
 

@@ -1,4 +1,4 @@
-"""Long pieces of prompts in bf16 are attended by SDPA where a matrix unit computes it, but only where SDPA is faster."""
+"""Long pieces of prompts in bf16 are attended by SDPA where a matrix unit computes it, if SDPA is faster."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -224,11 +224,12 @@ def test_deep_json_is_refused(server: Attacked) -> None:
 
 
 def test_a_stream_that_nobody_reads_waits_and_ends(server: Attacked) -> None:
+    body = {"prompt": "a", "max_tokens": 30, "n": 4, "stream": True, "logprobs": 100, "ignore_eos": True}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)  # compiles the steps of four rows
     before = server.memory()
     one = socket.socket()
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     one.connect(server.address)
-    body = {"prompt": "a", "max_tokens": 30, "n": 4, "stream": True, "logprobs": 100, "ignore_eos": True}
     one.sendall(server.http("/v1/completions", body))
     time.sleep(1)
     assert server.short() < SOON

@@ -77,13 +77,13 @@ NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, expect
         "/v1/completions",
         {"min_tokens": 4, "max_tokens": 2},
         "min_tokens",
-        "min_tokens is 4, more than max_tokens, 2",
+        "min_tokens is 4: it must be at most max_tokens, 2",
     ),
     "more than no limit": (
         "/v1/completions",
         {"min_tokens": 99},
         "min_tokens",
-        "min_tokens is 99, more than max_tokens",
+        "min_tokens is 99: it must be at most max_tokens",
     ),
     "two limits": (
         "/v1/completions",
