@@ -25,7 +25,7 @@ class Row:
 
 
 class Program:
-    """Requests that arrive, continue, are rolled back, copied, moved and leave at random (`random`)."""
+    """Requests that arrive, continue and leave, and are rolled back, copied and moved, at random (`random`)."""
 
     def __init__(self, model: Decoder, manager: CacheManager, random: Random) -> None:
         self.model, self.manager, self.random = model, manager, random

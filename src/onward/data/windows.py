@@ -38,7 +38,7 @@ class Batch:
     targets: Tensor  # (B, T), next token of each position; IGNORE_INDEX if no token is predicted
     positions: Tensor | None = None  # (B, T), position of each token in its document; None: 0, 1, 2, ...
     seed: int = 0  # seed of the dropout
-    loss_scale: float = 1.0  # approximate factor of the summed loss in the backward pass; keeps fp16 in range
+    loss_scale: float = 1.0  # factor of the loss in the backward pass; keeps gradients in the range of fp16
 
     @cached_property
     def num_targets(self) -> int:

@@ -29,8 +29,9 @@ names = llama.names
 def config(hf: HF) -> DecoderConfig:
     only(hf, use_bidirectional_attention=hf.get("use_bidirectional_attention") and False)  # None means False
     keys = with_defaults(hf, DEFAULTS)
+    # hidden_act of the first releases names gelu, but they compute its tanh form
     first = keys["hidden_act"]
-    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # for the first files
+    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)
     c = llama.config(keys)
     return replace(
         c,

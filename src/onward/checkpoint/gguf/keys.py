@@ -30,7 +30,7 @@ NEUTRAL = {
     "rope.scaling.yarn_beta_fast": 32,
     "rope.scaling.yarn_beta_slow": 1,
     "rope.scaling.yarn_ext_factor": 1,
-}  # values besides NOTHING with which keys change nothing
+}  # key -> the value, in addition to those in NOTHING, with which the key has no effect
 REPEATED = {  # keys of layers with a window -> the key of all layers
     "attention.key_length_swa": "attention.key_length",
     "attention.value_length_swa": "attention.value_length",

@@ -139,10 +139,10 @@ def examples_of(options: Options, out: Path) -> dict[str, Any]:
             out.rmdir()
         raise
     write_json(figures, asdict(made))
-    by = f", {made.written:,} with a question that a model wrote" if made.written else ", with questions from headings"
+    by = f"; a model wrote {made.written:,} questions" if made.written else "; the questions are from headings"
     say(
-        f"{made.documents:,} documents, {made.passages:,} passages: {made.examples:,} examples and {made.held_out:,} "
-        f"held out{by}, in {out / 'examples.jsonl'}"
+        f"{made.documents:,} documents, {made.passages:,} passages: {made.examples:,} examples in "
+        f"{out / 'examples.jsonl'} and {made.held_out:,} held-out examples in {out / 'held-out.jsonl'}{by}"
     )
     return asdict(made)
 

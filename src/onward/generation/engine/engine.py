@@ -56,11 +56,11 @@ class Engine:
     number of its rows. The default cache is contiguous and grows. With a draft, the cache's chunk must exceed
     `draft.num_draft_tokens`; if the model has recurrent layers, its `keep` must be at least `draft.num_draft_tokens`.
 
-    While requests decode, a prompt of more than `prefill_budget` tokens is prefilled in pieces of this length; several
-    shorter prompts are prefilled together, up to 4 times as many tokens. A piece waits until decoding steps have taken
-    as long as the previous piece, so that a long prompt at most doubles the mean time between the tokens of other
-    requests. While more requests prefill than decode, pieces are longer and wait less, in proportion to the ratio of
-    the two counts. Without a budget, a piece is a chunk of the cache, and does not wait.
+    While requests decode, a prompt of more than `prefill_budget` tokens is prefilled in pieces of as many tokens;
+    several shorter prompts are prefilled together, with at most 4 times as many. A piece waits until decoding steps
+    have taken as long as the previous piece, so that a long prompt at most doubles the mean time between the tokens of
+    other requests. While more requests prefill than decode, pieces are longer and wait less, in proportion to the ratio
+    of the two counts. Without a budget, a piece is a chunk of the cache, and does not wait.
 
     A decoding step is compiled after `compile_after` uncompiled steps with the same number of rows (None: never). On a
     CPU this takes about a second per model; on CUDA the step is captured as a graph.

@@ -16,7 +16,7 @@ ROWS = 200  # largest number of rows of a table
 
 
 def readable(text: str, marks: Mapping[str, str]) -> str:
-    """Replace keys of `marks` by their marks, other control characters and unpaired surrogates by escapes."""
+    """Replace keys of `marks` with their marks, and other control characters and unpaired surrogates with escapes."""
     hidden = lambda c: unicodedata.category(c) in ("Cc", "Cs")
     return "".join(marks.get(c) or (c.encode("unicode_escape").decode() if hidden(c) else c) for c in text)
 

@@ -110,8 +110,8 @@ def incomplete(source: Source, read: str) -> Parser[bool]:
 
 
 def object_of(value: str) -> str:
-    """The arguments of a call as a JSON object; "" if they are not one. null and an empty text stand for no arguments,
-    and a string holds the text of an object."""
+    """The arguments of a call as a JSON object; "" if they are not an object. null and an empty string mean no
+    arguments; a JSON string is decoded and must contain an object."""
     inner = parsed(value)
     text = inner if isinstance(inner, str) else value
     if value == "null" or inner == "":

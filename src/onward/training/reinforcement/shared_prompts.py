@@ -1,4 +1,4 @@
-"""Hidden states of completions, with a prompt that several of them share computed once.
+"""Hidden states of completions; those of a prompt that several completions share are computed only once.
 
 Shapes: N completions, T tokens of each, R rows that share prompts, S tokens of such a row, M targets, D d_model.
 """

@@ -75,8 +75,8 @@ def awq(name: str, parts: Parts, config: Config) -> StoredTensor:
     layout = str(config.get("version") or config.get("format") or config.get("checkpoint_format") or "gemm").lower()
     if layout != "gemm" or config.get("zero_point") is False or config.get("bits", config.get("w_bit", 4)) != 4:
         raise UserError(
-            f"config.json has an AWQ with version {layout!r}, bits {config.get('bits', config.get('w_bit', 4))} and "
-            f"zero_point {config.get('zero_point', True)}: Onward reads 'gemm' of 4 bits with zero points"
+            f"Cannot read AWQ weights with version {layout!r}, {config.get('bits', config.get('w_bit', 4))} bits and "
+            f"zero_point {config.get('zero_point', True)}: choose weights with version 'gemm', 4 bits and zero points"
         )
     weight, zeros, scales = parts[".qweight"], parts[".qzeros"], parts[".scales"]
     inputs, words = weight.shape if len(weight.shape) == 2 else (0, 0)
