@@ -104,7 +104,6 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "another library's beams": (lambda lm: lm.beam_search("The", 5, num_beams=4), "did you mean beams"),
     "a draft in a search": (lambda lm: lm.beam_search("The", 5, draft=lm), "draft is not an option of this method"),
     "a stop text in a search": (lambda lm: lm.beam_search("The", 5, stop="."), "Cannot use stop in a search"),
-    "a seed in a search": (lambda lm: lm.beam_search("The", 5, seed=0), "Cannot use seed in a search"),
     "an adapter in a search": (lambda lm: lm.beam_search("The", 5, adapter="a"), "Cannot use adapter in a search"),
     "beams as text": (lambda lm: lm.beam_search("The", 5, beams="4"), "beams is '4': it takes int"),
     "options that are none": (lambda lm: lm.generate("The", options={"n": 2}), "it takes GenerationOptions"),

@@ -246,7 +246,7 @@ def test_an_adapter_that_does_not_fit_is_one_sentence(lm: Path, poems: Path, tmp
         check_base(poems, tmp_path / "other")
     wrong = {
         "lora_bias True": changed(poems, tmp_path / "bias", lora_bias=True),
-        "is a LOHA adapter": changed(poems, tmp_path / "loha", peft_type="LOHA"),
+        "a LOHA adapter": changed(poems, tmp_path / "loha", peft_type="LOHA"),
         "no adapter_config.json": tmp_path / "other",
     }
     for message, folder in wrong.items():

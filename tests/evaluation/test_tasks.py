@@ -218,7 +218,7 @@ def test_two_models_are_compared_question_by_question(
         assert row["low"] <= row["difference"] <= row["high"]
         assert row["more_than_noise"] == (row["p"] < 0.05)
     assert main([word for word in words if word != "--json"]) == 0
-    assert "better than" in capsys.readouterr().out
+    assert "score minus that of" in capsys.readouterr().out
 
 
 def test_a_task_that_fails_does_not_lose_the_others(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 def searched(lm: TextModel, prompt: str | Sequence[Prompt], keywords: Mapping[str, object]) -> list[list[SearchResult]]:
     """The results of `LanguageModel.beam_search`."""
     options, own = split(keywords, BeamKeywords, UNCHANGED)
-    for name in "stop", "include_stop", "stop_when", "logprobs", "seed", "adapter", *FORMS:
+    for name in "stop", "include_stop", "stop_when", "logprobs", "adapter", *FORMS:
         if getattr(options, name) != getattr(GenerationOptions, name):
             raise UserError(f"Cannot use {name} in a search: leave it out")
     prompts = [prompt_tokens(lm.text(), one) for one in prompts_of(prompt)]
