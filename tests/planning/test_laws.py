@@ -81,8 +81,8 @@ def test_smaller_models_reach_the_same_loss_and_cost_less_to_use() -> None:
 
 
 def test_fits_recover_a_known_law() -> None:
-    """The fitted exponents are within 0.01, and so is the exponent of the optimal size from parabolas on a symmetric
-    grid."""
+    """The fitted exponents are within 0.01 of the true ones, and so is that of the optimal size, fitted from parabolas
+    on a symmetric grid."""
     noisy = runs(noise=1e-3)
     fit = fit_loss(noisy, resamples=40)
     assert fit.law.alpha == pytest.approx(LAW.alpha, abs=0.01)

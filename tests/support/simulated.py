@@ -172,8 +172,8 @@ def simulated(
     recompute: bool = False,
     stage: int = 0,
 ) -> Simulated:
-    """Make a step of the first of many ranks on one batch, or of the first rank of a pipeline stage on one batch per
-    stage."""
+    """Simulate a training step on the first of many ranks, with one batch, or on the first rank of a pipeline stage,
+    with one batch per stage."""
     replicas = patch.object(parallelize, "sum_of_bucket", sum_of_nothing)
     with fake_processes(mesh, stage) as processes, SizeLimit(1 << 62), replicas, patch.object(parallelize, "allocate"):
         with torch.device("meta"):

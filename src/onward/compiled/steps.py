@@ -104,9 +104,9 @@ class CompiledSteps:
     """The compiled decoding steps, of the function `step`, that one runner uses: one for each shape (B, T) and the LoRA
     adapters of its rows.
 
-    They belong to the snapshot of the model at `state.follow()`, and are discarded when the model has changed. Steps
-    stay uncompiled if the model has edits, replaced methods, or hooks other than those of LoRA adapters, and under
-    autocast or a mode of PyTorch that watches operations.
+    They are valid for the snapshot of the model that `state.follow()` returns, and are discarded when the
+    model has changed. Steps stay uncompiled if the model has edits, replaced methods, or hooks other than those of LoRA
+    adapters, and under autocast or a mode of PyTorch that watches operations.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, state: ModelState, step: Step) -> None:

@@ -327,7 +327,7 @@ LEARNING = {
     "overfit": Check(
         "a fresh model",
         f"runs sign descent on one batch for {OVERFIT_STEPS} steps or {OVERFIT_SECONDS:.0f} s: "
-        "the loss must halve or depend on the tokens",
+        "the loss must halve, or at least rise if the input tokens are replaced",
         "a model that cannot overfit one batch cannot learn",
         "fix the other failures first; then check residual connections, norms and the learning rate",
         overfit,

@@ -104,8 +104,8 @@ def chunks(tokens: Tokens, state: Tensor, documents: Tensor | None = None, size:
 
 def decayed_products(q: Tensor, k: Tensor, total: Tensor, inside: Tensor) -> Tensor:
     """Return Σ_e q[i, e] k[j, e] exp(total[i, e] - total[j, e]) for the tokens i and j of each chunk, (..., C, C), and
-    0 where `inside` is False. `total` (..., C, 1 or E) are the sums of logarithms of decays, which fall from token to
-    token; no exponent above 0 is taken."""
+    0 where `inside` is False. `total` (..., C, 1 or E) is the cumulative sum of the log-decays, which never increases
+    from token to token; `exp` is never applied to a positive number."""
     if total.size(-1) == 1:
         return (q @ k.mT) * (total - total.mT).masked_fill(~inside, -torch.inf).exp()
     rows = []

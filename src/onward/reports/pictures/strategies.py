@@ -52,7 +52,7 @@ class Comparison:
         return panels
 
     def svg(self) -> str:
-        about = "Gray bars: the distribution of the model. Colored bars: the same after each strategy."
+        about = "Gray bars: the distribution of the model. Colored bars: the distribution after each strategy."
         return Picture("One distribution after each sampling strategy", about, self.panels()).svg()
 
 
