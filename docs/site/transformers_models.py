@@ -19,7 +19,7 @@ from onward.families._wrappers import FLAT, TEXT_TYPES
 MAPS = {
     "Models of text": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "Models of images and text": MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
-    "Models of sound, images and text": MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    "Models of audio and text, some also of images": MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 }
 ABOUT = """# Models of transformers
 

@@ -1,4 +1,4 @@
-"""The page at / in case of errors and large inputs: keys, errors, a full context, long conversations, other scripts."""
+"""The page at / handles API keys, server errors, a full context, long conversations and other writing systems."""
 
 import json
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ class Example:
 
 
 class Encoder:
-    """Encode texts and messages to token sequences, with the tokens to train on."""
+    """Encodes texts and messages as token sequences, and marks the tokens to train on."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer

@@ -121,7 +121,7 @@ def check_schema(schema: Any, what: str) -> None:
 
 
 def pointer(path: Any) -> str:
-    """Return a JSON path, given as a sequence of keys and indices, as text."""
+    """Return the JSON Pointer, such as #/properties/a, of a path given as a sequence of keys and indices."""
     return "#" + "".join(f"/{escaped(str(part))}" for part in path)
 
 

@@ -38,7 +38,10 @@ from onward.serving.shapes import mistake, shown
 from onward.serving.streams import JSONReply
 
 LOG = logging.getLogger("onward.serving")
-ABOUT = "Models in the API of OpenAI. The fields of a request have the names of OpenAI, vLLM and llama.cpp."
+ABOUT = (
+    "Serves models through an API compatible with OpenAI's. The fields of a request have the names of OpenAI, vLLM and "
+    "llama.cpp."
+)
 
 
 def make_app(

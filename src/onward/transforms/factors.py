@@ -16,8 +16,8 @@ OVERSAMPLED = 8  # additional singular values in a randomized SVD, which make th
 
 def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) -> tuple[Tensor, Tensor]:
     """Return A (R, I) and B (O, R), the initial values of an adapter of rank R by PiSSA: `scaling` times B A is the
-    best rank-R approximation of the weight (O, I), and A and B each have the square roots of the singular values. With
-    `iterations` > 0, they are computed by a randomized SVD with this number of power iterations."""
+    best rank-R approximation of the weight (O, I), and A and B are its singular vectors, each times sqrt(singular value
+    / `scaling`). With `iterations` > 0, they are computed by a randomized SVD with this number of power iterations."""
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if iterations:
         u, s, v = torch.svd_lowrank(exact, min(rank + OVERSAMPLED, *exact.shape[-2:]), iterations)

@@ -27,7 +27,7 @@ from onward.transforms.heads import head_labels
 from onward.transforms.lora import joined_adapters, token_rows
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-APPLIED = re.compile(  # tensors that llama.cpp multiplies with their adapters in every architecture
+APPLIED = re.compile(  # tensors whose adapters llama.cpp applies in every architecture
     r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_exps|_shexp)?|ffn_gate_inp|ssm_(in|out))\.weight"
 )
 LATENT = re.compile(r".*\.attn_(q|k|v)\.weight")  # multiplied separately where keys come from a latent

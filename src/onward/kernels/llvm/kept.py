@@ -18,7 +18,7 @@ from onward.kernels.llvm import loadable
 from onward.kernels.requirements import OPENMP
 
 CHECKSUM = 32  # bytes of the SHA-256 at the start of a file
-MAX_BYTES = 1 << 26  # size limit of a file; the code of a step has about 100 kB
+MAX_BYTES = 1 << 26  # size limit of a file; the code of a step takes about 100 kB
 LOADING = 60  # seconds after which code counts as malformed
 FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no symlink, waits for no pipe
 

@@ -251,9 +251,9 @@ class PairLoss(ReferencedLoss):
         return sequence_logprobs(model, batch, self.tail)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
-        """Return the sums over pairs of the loss and of the figures: how often the chosen answer scores higher, and
-        rewards, beta * (log p of the model - log p of the reference) or, without a reference, beta * the mean log p of
-        the answer's tokens."""
+        """Return the sums over pairs of the loss and of the figures: accuracy (the chosen answer scores higher), margin
+        and rewards. A reward is beta * (log p under the model - log p under the reference) or, without a reference,
+        beta * the mean log p of the answer's tokens."""
         reference = None if self.reference is None else self.reference.totals(model, batch, self.tail)
         with without_dropout(model):
             scores = self.logprobs(model, batch)
