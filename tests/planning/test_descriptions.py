@@ -127,7 +127,7 @@ def test_values_that_differ_over_the_layers_are_counted(case: str) -> None:
 def test_alternating_parts_are_both_named() -> None:
     found = {fact.what: fact.value for fact in describe(config(n_layers=4, position=(Rotary(), Alibi(), Rotary())))}
     assert found["position"].startswith("Rotary: queries and keys")
-    assert "(3 of 4 layers); Alibi: scores lowered" in found["position"]
+    assert "(3 of 4 layers); Alibi: attention scores lowered" in found["position"]
     assert (found["position.theta"], found["position.steepness"]) == (10_000, 8)
 
 

@@ -12,8 +12,8 @@ from onward.config.ranges import Epsilon, Factor, Offset
 
 @dataclass(frozen=True)
 class LayerNorm(Norm, kind="layer"):
-    """Centers each vector and divides it by its standard deviation (Ba et al. 2016). A norm with, by default, a learned
-    weight and a learned bias."""
+    """Centered and divided by the standard deviation (Ba et al. 2016). A norm with, by default, a learned weight and a
+    learned bias."""
 
     eps: Epsilon = 1e-5  # added to the variance
     bias: bool = True  # whether a learned vector is added
@@ -23,8 +23,8 @@ class LayerNorm(Norm, kind="layer"):
 
 @dataclass(frozen=True)
 class RMSNorm(Norm, kind="rms"):
-    """Divides each vector by its root mean square, without centering (Zhang and Sennrich 2019). A norm with, by
-    default, a learned weight."""
+    """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019). A norm with, by default, a
+    learned weight."""
 
     eps: Epsilon = 1e-5  # added to the mean square
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
