@@ -91,7 +91,12 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {  # schema, some values
 CHECKED: dict[
     str, tuple[Any, str, list[Any], list[Any]]
 ] = {  # schema, path, values that conform, and those that do not
-    "equal items": ({"items": {"uniqueItems": True}}, "#/items/uniqueItems", [[[1, True]]], [[[1, 1.0]], [[[], []]]]),
+    "equal items": (
+        {"items": {"uniqueItems": True}},
+        "#/items/uniqueItems",
+        [[[1, True]]],
+        [[[1, 1.0]], [[[1], [1.0]]], [[[], []]]],
+    ),
     "overlapping alternatives": ({"oneOf": [{"type": "number"}, {"const": 1}]}, "#/oneOf", [2], [1]),
     "look-ahead": ({"pattern": r"^(?!\.)(?!.*\.\.)[a.]+$"}, "#/pattern", ["a.a"], [".a", "a..a"]),
     "look-behind": ({"pattern": r"^a+(?<!aaa)$"}, "#/pattern", ["aa"], ["aaa"]),

@@ -379,7 +379,14 @@ def kind(value: Any) -> str:
 
 
 def canonical(value: Any) -> str:
-    """Return a JSON value as text, an integral float as an integer."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return json.dumps(value, sort_keys=True)
+    """Return a JSON value as text, the same for values that JSON Schema considers equal, such as 1 and 1.0."""
+    return json.dumps(with_integers(value), sort_keys=True)
+
+
+def with_integers(value: Any) -> Any:
+    """Return a JSON value with integers in place of integral floats."""
+    if isinstance(value, list):
+        return [with_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: with_integers(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
