@@ -42,8 +42,7 @@ class Rotary(Position, kind="rotary"):
 
 @dataclass(frozen=True)
 class Alibi(Position, kind="alibi"):
-    """Attention scores lowered in proportion to the distance between query and key, with one slope per head (Press et
-    al. 2021)."""
+    """Attention scores lowered by the distance between query and key times a slope per head (Press et al. 2021)."""
 
     steepness: Annotated[float, Range(1e-6, 100)] = 8.0  # the last head's slope is 2 ** -steepness
 
