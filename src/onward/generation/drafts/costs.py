@@ -27,9 +27,11 @@ def cost_of(model: Decoder) -> float:
 def rounds_rows_apart(model: Decoder) -> bool:
     """Return whether a matmul of four or more rows rounds differently from one of fewer rows, as with integer weights
     unless a CPU's matrix unit multiplies them."""
+    if not any(hasattr(module, "precision") for module in model.blocks[-1].modules()):
+        return False  # without a walk over all modules, which would take longer the more layers there are
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "precision")]
     sizes = frozenset((layer.in_features, layer.out_features) for layer in layers)
-    return bool(sizes) and not (model.device.type == "cpu" and has_fast_rows(model.dtype, sizes))
+    return not (model.device.type == "cpu" and has_fast_rows(model.dtype, sizes))
 
 
 def has_fast_rows(dtype: torch.dtype, sizes: frozenset[tuple[int, int]]) -> bool:
