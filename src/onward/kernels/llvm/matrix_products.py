@@ -11,9 +11,11 @@ from onward.kernels.llvm import int4
 from onward.kernels.llvm.code import FLOATS, INT, INTS, LANES, Code, integers
 from onward.kernels.llvm.compiler import Values
 from onward.kernels.llvm.matrix import ROW, TILE_BYTES, WEIGHT, MatrixUnit, X, memory, pack, transposed
-from onward.kernels.llvm.units import PAIRS
+from onward.kernels.llvm.units import PAIRS, shuffle
 
 OUTPUTS = LANES * len(WEIGHT)  # rows of the weight that are multiplied in one pass over the inputs
+Y = len(WEIGHT) * TILE_BYTES  # bytes of the products of a tile of x
+FEW = 5  # rows of x whose digits fit into one tile
 INPUTS = 2 * PAIRS  # the number of inputs is a multiple of this
 MOST_INPUTS = 1 << 17  # from here on, the sums of products in int8 could overflow
 BLOCK = 1 << 19  # numbers of x that stay in a core's cache while the rows of the weight pass
@@ -31,13 +33,14 @@ class MatrixProduct:
 
     def __init__(self, code: Code, given: Values, finish: Finish) -> None:
         self.code, self.given, self.finish, self.unit = code, given, finish, MatrixUnit(code, self.size == 1)
+        self.tiles: Any = INT(self.parts)  # number of tiles of x for each group of rows
         self.length = code.mul(given.inputs, INT(self.size))  # bytes of a row in tiles
         groups = code.udiv(code.add(given.rows, INT(LANES - 1)), INT(LANES))
-        # groups in a block of rows: no more than there are, since their memory is on the thread's stack
+        # groups of LANES rows in a block: no more than there are, since their memory is on the thread's stack
         self.most = code.least(code.add(code.udiv(INT(BLOCK // LANES), given.inputs), INT(1)), groups)
         tiles = code.mul(self.most, INT(self.parts))
         self.x = memory(code, code.mul(tiles, code.mul(self.length, INT(LANES))))
-        self.y = memory(code, code.mul(tiles, INT(len(WEIGHT) * TILE_BYTES)))
+        self.y = memory(code, code.mul(tiles, INT(Y)))
 
     def emit(self, first: Any, end: Any) -> None:
         """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight."""
@@ -47,7 +50,7 @@ class MatrixProduct:
         with code.loop(0, given.rows, block) as (begin, _):
             rows = code.least(block, code.sub(given.rows, begin))
             groups = code.udiv(code.add(rows, INT(LANES - 1)), INT(LANES))
-            tiles = code.mul(groups, INT(self.parts))
+            tiles = code.mul(groups, self.tiles)
             paired = code.and_(tiles, INT(-len(X)))
             with code.loop(0, groups) as (group, _):
                 self.pack(group, code.add(begin, code.mul(group, INT(LANES))))
@@ -58,7 +61,9 @@ class MatrixProduct:
                     with code.loop(head, last, count) as (tile, _):
                         self.multiply(output, tile, count, tiles)
                 with code.loop(0, groups) as (group, _):
-                    self.write(group, code.add(begin, code.mul(group, INT(LANES))), output)
+                    self.transpose(group)
+                with code.loop(0, rows) as (row, _):
+                    self.write(row, code.add(begin, row), output)
         self.unit.end()
 
     def multiply(self, output: Any, tile: Any, count: int, tiles: Any) -> None:
@@ -85,24 +90,20 @@ class MatrixProduct:
             unit.store(number, code.add(self.y_address(tile), INT(number * TILE_BYTES)))
 
     def x_address(self, tile: Any, place: Any) -> Any:
-        """Emit code for the address of LANES rows of x from byte `place` of a row on, a multiple of ROW."""
+        """Emit code for the address of tile number `tile` of x from byte `place` of its rows on, a multiple of ROW."""
         code = self.code
         return code.add(self.x, code.mul(code.add(code.mul(tile, self.length), place), INT(LANES)))
 
     def y_address(self, tile: Any) -> Any:
         """Emit code for the address of the products of tile number `tile` of x."""
-        return self.code.add(self.y, self.code.mul(tile, INT(len(WEIGHT) * TILE_BYTES)))
-
-    def row(self, first: Any, number: Any) -> Any:
-        """Emit code for the index of a row of x, `number` rows after `first`; beyond the last row, its index is
-        repeated."""
-        return self.code.least(self.code.add(first, number), self.code.sub(self.given.rows, INT(1)))
+        return self.code.add(self.y, self.code.mul(tile, INT(Y)))
 
     def vectors(self, first: Any, index: Any) -> list[Any]:
-        """Emit code that reads PAIRS numbers of each of LANES rows of x."""
+        """Emit code that reads PAIRS numbers of each of LANES rows of x; beyond the last row, that row is repeated."""
         code, given = self.code, self.given
-        starts = [code.add(code.mul(self.row(first, INT(i)), given.inputs), index) for i in range(LANES)]
-        return [code.vector(given.x, "bfloat16", start, PAIRS) for start in starts]
+        last = code.sub(given.rows, INT(1))
+        rows = [code.least(code.add(first, INT(i)), last) for i in range(LANES)]
+        return [code.vector(given.x, "bfloat16", code.add(code.mul(row, given.inputs), index), PAIRS) for row in rows]
 
     def pack(self, group: Any, first: Any) -> None:
         """Emit code that packs a group of rows of x, which begins at row `first`."""
@@ -127,22 +128,28 @@ class MatrixProduct:
         place = code.add(code.mul(index, INT(self.size)), INT(part))
         return code.add(self.given.weight, code.add(start, place)), self.length
 
-    def totals(self, group: Any, number: int) -> list[Any]:
-        """Emit code for the products of a group of rows with the rows of tile `number` of the weight: a vector of rows
-        of x for each row of the weight."""
-        y = self.y_address(group)
-        return [self.code.floats(y, "float32", INT((number * LANES + i) * LANES)) for i in range(LANES)]
+    def totals(self, group: Any, line: int) -> Any:
+        """Emit code for the products of a group of rows of x with row `line` of the weight."""
+        return self.code.floats(self.y_address(group), "float32", INT(line * LANES))
 
-    def write(self, group: Any, first: Any, output: Any) -> None:
-        """Emit code that writes the products of a group of rows, which begins at row `first`, to the result."""
+    def transpose(self, group: Any) -> None:
+        """Emit code that replaces the sums of the first tile of a group of rows of x by the group's products, arranged
+        by rows of x."""
+        y = self.y_address(self.code.mul(group, INT(self.parts)))
+        for start in range(0, OUTPUTS, LANES):
+            totals = [self.totals(group, start + i) for i in range(LANES)]
+            for i, vector in enumerate(transposed(self.code, totals)):
+                put(self.code, vector, y, INT((start + i) * ROW))
+
+    def write(self, place: Any, row: Any, output: Any) -> None:
+        """Emit code that writes the products of row `row` of x, whose place in its block is `place`, to the result."""
         code, given = self.code, self.given
-        for number in range(len(WEIGHT)):
-            at = code.add(output, INT(number * LANES))
-            columns = transposed(code, self.totals(group, number))
-            numbers = [code.fptrunc(self.finish(code, given, each, at, LANES), int4.HALF) for each in columns]
-            for i, each in enumerate(numbers):
-                place = code.add(code.mul(self.row(first, INT(i)), given.outputs), at)
-                put(code, each, given.y, code.mul(place, INT(2)))
+        y = self.y_address(code.mul(code.udiv(place, INT(LANES)), INT(self.parts)))
+        for start in range(0, OUTPUTS, LANES):
+            line = code.add(code.urem(place, INT(LANES)), INT(start))
+            totals, at = code.floats(y, "float32", code.mul(line, INT(LANES))), code.add(output, INT(start))
+            numbers = code.fptrunc(self.finish(code, given, totals, at, LANES), int4.HALF)
+            put(code, numbers, given.y, code.mul(code.add(code.mul(row, given.outputs), at), INT(2)))
 
 
 class Int4Product(MatrixProduct):
@@ -195,23 +202,30 @@ ROUNDED = 0x4B400000  # bits of ROUNDING; the bits of the sum are larger by the 
 
 class Int8Product(MatrixProduct):
     """Products with an int8 weight, which is read as it is stored. Each row of x is multiplied by a power of two and
-    rounded to integers of 23 bits, whose three digits are multiplied as int8: the sums of their products are exact."""
+    rounded to integers of 23 bits, whose three digits are multiplied as int8: the sums of their products are exact. A
+    tile has one digit of each row of a group, or all digits of at most FEW rows."""
 
     bits, size, parts = 8, 1, 3
 
     def __init__(self, code: Code, given: Values, finish: Finish) -> None:
         super().__init__(code, given, finish)
-        self.digits = memory(code, INT(self.parts * TILE_BYTES))
+        self.few = code.icmp_unsigned("<=", given.rows, INT(FEW))
+        self.tiles = code.select(self.few, INT(1), INT(self.parts))
+        self.digits = memory(code, INT(self.parts * TILE_BYTES))  # of ROW inputs
         self.factors = memory(code, code.mul(self.most, INT(ROW)))  # by which each row's sums are multiplied
         self.scales = memory(code, INT(ROW))  # by which each row of a group is multiplied before rounding
 
     def pack(self, group: Any, first: Any) -> None:
         code, given = self.code, self.given
-        with code.loop(0, LANES) as (lane, _):
-            self.scale(group, lane, code.mul(self.row(first, lane), given.inputs))
+        rows = code.least(code.sub(given.rows, first), INT(LANES))
+        distance = code.select(self.few, INT(FEW), INT(LANES))  # rows of tiles between the digits of a row of x
+        # 0 for rows that do not exist, because multiplying by a denormal number takes long
+        put(code, integers(0), self.factors, code.mul(group, INT(ROW)))
+        with code.loop(0, rows) as (lane, _):
+            self.scale(group, lane, code.mul(code.add(first, lane), given.inputs))
         with code.loop(0, given.inputs, ROW) as (index, _):
-            with code.loop(0, LANES) as (lane, _):
-                start = code.add(code.mul(self.row(first, lane), given.inputs), index)
+            with code.loop(0, rows) as (lane, _):
+                start = code.add(code.mul(code.add(first, lane), given.inputs), index)
                 scale = code.repeat(code.scalar(self.scales, "float32", lane))
                 for i in range(0, ROW, LANES):
                     numbers = code.floats(given.x, "bfloat16", code.add(start, INT(i)))
@@ -219,11 +233,12 @@ class Int8Product(MatrixProduct):
                     bits = code.xor(code.sub(bits, integers(ROUNDED - MIDDLE)), integers(MIDDLE))
                     for part in range(self.parts):
                         digits = code.trunc(code.lshr(bits, integers(8 * part)), ir.VectorType(ir.IntType(8), LANES))
-                        put(code, digits, self.digits, code.add(code.mul(lane, INT(ROW)), INT(part * TILE_BYTES + i)))
-            for part in range(self.parts):
-                rows = [code.vector(self.digits, "int32", (part * LANES + i) * LANES, LANES) for i in range(LANES)]
-                tile = code.add(code.mul(group, INT(self.parts)), INT(part))
-                pack(code, rows, self.x_address(tile, index))
+                        row = code.add(lane, code.mul(distance, INT(part)))
+                        put(code, digits, self.digits, code.add(code.mul(row, INT(ROW)), INT(i)))
+            with code.loop(0, self.tiles) as (part, _):
+                digits = code.add(self.digits, code.mul(part, INT(TILE_BYTES)))
+                vectors = [code.vector(digits, "int32", INT(i * LANES), LANES) for i in range(LANES)]
+                pack(code, vectors, self.x_address(code.add(code.mul(group, INT(self.parts)), part), index))
 
     def scale(self, group: Any, lane: Any, start: Any) -> None:
         """Emit code for the scale and the factor, powers of two, of row `lane` of a group; the row begins at number
@@ -242,18 +257,17 @@ class Int8Product(MatrixProduct):
         code.store(code.shl(code.sub(word(275), exponent), word(23)), code.at(self.scales, "int32", lane))
         code.store(factor, code.at(self.factors, "int32", code.add(code.mul(group, INT(LANES)), lane)))
 
-    def totals(self, group: Any, number: int) -> list[Any]:
+    def totals(self, group: Any, line: int) -> Any:
         code, base = self.code, ir.Constant(FLOATS, [256.0] * LANES)
         y = self.y_address(code.mul(group, INT(self.parts)))
+        vectors = [code.vector(y, "int32", INT(line * LANES + part * Y // 4), LANES) for part in range(self.parts)]
+
+        def sums(part: int) -> Any:
+            of_few = shuffle(code, [(i + part * FEW) % LANES for i in range(LANES)], vectors[0])
+            return code.sitofp(code.select(self.few, of_few, vectors[part]), FLOATS)
+
         factors = code.floats(self.factors, "float32", code.mul(group, INT(LANES)))
-
-        def sums(part: int, i: int) -> Any:
-            place = ((part * len(WEIGHT) + number) * LANES + i) * LANES
-            return code.sitofp(code.vector(y, "int32", place, LANES), FLOATS)
-
-        return [
-            code.fmul(code.fma(code.fma(sums(2, i), base, sums(1, i)), base, sums(0, i)), factors) for i in range(LANES)
-        ]
+        return code.fmul(code.fma(code.fma(sums(2), base, sums(1)), base, sums(0)), factors)
 
 
 def is_tiled(code: Code, given: Values) -> Any:
