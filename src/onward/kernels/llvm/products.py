@@ -16,8 +16,8 @@ from onward.kernels.memory import Kernel
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
 PREFETCHED = 48  # number of rows of x from which prefetching the weight costs more time than it saves
-# number of rows of x from which tiles are faster
-FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
+# number of rows of x from which tiles of TILE rows are faster
+FEW = {"float32": 2, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
 # bytes of a tile of x and of the rows of the weight that are multiplied with it in turn, to fit in the L1 cache
 GROUP = 40_000
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
@@ -95,7 +95,10 @@ class Product:
         """Emit the code of `emit` with the vector instructions of a CPU."""
         with code.if_else(code.icmp_signed("<", given.rows, INT(FEW[self.weight_format]))) as (few, many):
             with few:
-                self.few_rows(code, given, first, end)
+                if self.weight_format == "float32":
+                    self.many_rows(code, given, first, end, True, 1)
+                else:
+                    self.few_rows(code, given, first, end)
             with many:
                 if self.unpacked:
                     self.many_rows(code, given, first, end, True)
@@ -141,10 +144,10 @@ class Product:
             partials = tile(code, unit, [of_x], [of_weight], inputs, chains=chains)
             self.store(code, given, partials, [row], output, 1)
 
-    def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
+    def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool, size: int = TILE) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
         multiplied with all rows of the weight, one group of rows at a time, which stays in the L1 cache. `prefetches`:
-        whether the next group is prefetched at the same time."""
+        whether the next group is prefetched at the same time; `size`: the number of rows of x in a tile."""
         rows, inputs = given.rows, given.inputs
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # including the tile of x
@@ -157,7 +160,7 @@ class Product:
             unpacked = [Row(memory, self.unit.dtype, code.mul(stride, INT(i))) for i in range(TILE)]
         with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
             stop, to = code.least(code.add(begin, block), rows), code.least(code.add(start, group), end)
-            self.tiles(code, given, (begin, stop), (start, to), group if prefetches else None, unpacked)
+            self.tiles(code, given, (begin, stop), (start, to), group if prefetches else None, unpacked, size)
 
     def tiles(
         self,
@@ -167,15 +170,16 @@ class Product:
         outputs: tuple[Any, Any],
         ahead: Any,
         unpacked: Sequence[Row],
+        size: int,
     ) -> None:
         """Emit code that multiplies the rows of x in the range `rows` (begin, end) with the rows of the weight in the
         range `outputs` (begin, end), tile by tile. While a tile is multiplied, the code prefetches the tile `ahead`
         outputs later (None: no prefetch). The first tile of rows unpacks an int8 or int4 weight to the rows `unpacked`,
         which the other tiles read, so that conversions and products overlap."""
         inputs, (first_row, stop) = given.inputs, rows
-        with code.loop(first_row, stop, TILE) as (start, _):
+        with code.loop(first_row, stop, size) as (start, _):
             # the last tile repeats the last row, which is faster than tiles of fewer rows, and less code
-            numbers = [code.least(code.add(start, INT(i)), code.sub(stop, INT(1))) for i in range(TILE)]
+            numbers = [code.least(code.add(start, INT(i)), code.sub(stop, INT(1))) for i in range(size)]
             x = [Row(given.x, self.dtype, self.x_index(code, given, row)) for row in numbers]
             for begin, end, width in parts(code, *outputs):
                 with code.loop(begin, end, width) as (output, _):
