@@ -1,4 +1,4 @@
-"""Initializations of adapters: values, training and files are the same as PEFT's."""
+"""Initializations of adapters: values, training and files agree with PEFT's."""
 
 import copy
 import warnings
