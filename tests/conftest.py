@@ -254,7 +254,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """The device that the tests use."""
     return devices.device()
 
 
@@ -316,7 +315,6 @@ def tiny_run(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def lm(tiny_run: Path) -> Any:
-    """The model of the tiny run."""
     import onward
 
     return onward.load(tiny_run)

@@ -186,7 +186,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def poems(lm: Path) -> Path:
-    """An adapter for the model in `base`."""
+    """An adapter for the model of the fixture `lm`."""
     model = onward.load(lm)
     model.model = trained(lm, LoRA(rank=2))[0]
     onward.save_adapter(model, lm.parent / "poems", lm)

@@ -44,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def paths(table: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
-    """The paths of all values in a dict, including nested dicts."""
+    """The paths of all values in a dict, including those in nested dicts."""
     for key, value in table.items():
         yield (*before, key)
         if isinstance(value, dict):

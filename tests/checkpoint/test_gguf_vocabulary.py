@@ -27,7 +27,7 @@ LETTERS = list(BYTE_OF)
 
 
 def file_of(path: Path, **keys: Any) -> Path:
-    """A GGUF file with only a vocabulary."""
+    """A GGUF file with a vocabulary but without tensors."""
     named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     write_gguf(path, {"general.architecture": "llama", **named}, {}, [])
     return path

@@ -105,7 +105,7 @@ def harm(path: Path, damage: Callable[[bytes], bytes | None]) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with saves of the steps 1 and 2; not to be changed."""
+    """A run with saves of the steps 1 and 2; tests must not change it."""
     return saved(tmp_path_factory.mktemp("two") / "run")
 
 

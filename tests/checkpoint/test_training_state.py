@@ -27,7 +27,7 @@ CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, 
 
 class Counting(torch.optim.Optimizer):
     """An optimizer like those of some libraries: its state has integers as well as tensors, and it changes a number in
-    its groups."""
+    its parameter groups."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1, "d": 0.3})

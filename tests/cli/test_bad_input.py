@@ -1,4 +1,4 @@
-"""Mistakes: one sentence, exit status 2, no traceback, and nothing left on disk."""
+"""Mistakes: one sentence, exit status 2, no traceback, and nothing half-written on disk."""
 
 import os
 import shutil
