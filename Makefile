@@ -2,7 +2,7 @@
 # make quick        lint, type checks and the tests that fail most often
 # make test         lint, type checks and tests
 # make test-all     also the slow tests and the cases that `make test` leaves out
-# make clients      other clients of the server's API, for tests that are skipped without them; needs node for some
+# make clients      other clients of the server's API, for tests that are skipped without them; some need node
 # make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
 # make docs         the documentation as a site in build/site/html
 # make package      the wheel and the source package in build/dist; the wheel's command is run once

@@ -23,8 +23,8 @@ VOCABULARIES = [23, 512, 50_257, 151_936]
 
 
 def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
-    """Tokens (rows, length): each is 5 times the previous one plus a random number from a Zipf distribution, modulo the
-    vocabulary size."""
+    """Tokens (rows, length): each after the first is 5 times the previous one plus a random number from a Zipf
+    distribution, modulo the vocabulary size."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(rows, length, generator=generator, dtype=torch.float64).reciprocal().clamp(max=vocabulary).long()
     tokens = [noise[:, 0] % vocabulary]

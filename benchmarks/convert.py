@@ -5,9 +5,9 @@
 
 MB/s refer to the size of the fp32 weights that are read, once over the time of the whole command and once without its
 start-up time, which is the time of `import torch, onward.api.folders` in a separate process. Bytecode is cached, as in
-an installed Onward. Each command runs in a new process, best of `--rounds`; its memory is the allocated memory without
-the memory-mapped input, measured a hundred times a second. Loading is timed in this process, in turns, with the files
-in the system's cache.
+an installed Onward. Each command runs `--rounds` times in new processes: the shortest time and the highest memory are
+printed. The memory is the allocated memory without the memory-mapped input, measured a hundred times a second. Loading
+is timed in this process, in turns, with the files in the system's cache.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Fixtures that all tests share: one thread, no hub, real data, and one small trained run."""
+"""Settings and fixtures that all tests share: one thread, no hub, real data, and one small trained run."""
 
 import gc
 import os
@@ -242,7 +242,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    secrets.randbits = random.Random(item.nodeid).getrandbits  # type: ignore[assignment]  # seeds where none is given
+    secrets.randbits = random.Random(item.nodeid).getrandbits  # type: ignore[assignment]  # seeds requests without a seed
 
 
 def pytest_collection_finish() -> None:
@@ -254,7 +254,6 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """The device that the tests use."""
     return devices.device()
 
 
@@ -316,7 +315,6 @@ def tiny_run(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def lm(tiny_run: Path) -> Any:
-    """The model of the tiny run."""
     import onward
 
     return onward.load(tiny_run)

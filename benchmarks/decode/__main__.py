@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case; the median is reported")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens")
-    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write pictures of sections that have one")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write the pictures of the sections that have them")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and the tables on standard error")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch and other libraries are imported

@@ -14,8 +14,6 @@ from onward.measuring.generation import Generation
 
 @dataclass(frozen=True)
 class Bench:
-    """One run of the benchmark."""
-
     sizes: Sizes
     precisions: Sequence[str]
     rounds: int

@@ -20,7 +20,7 @@ CONFIG = onward.DecoderConfig(  # 124,668,672 parameters
 
 @dataclass(frozen=True)
 class Precision:
-    """A precision: how Onward and transformers load the model, and the type of its matrices in a GGUF."""
+    """A precision: how Onward and transformers load the model, and the type of its matrices in a GGUF file."""
 
     dtype: torch.dtype
     gguf: str
@@ -167,7 +167,7 @@ GGUF_NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """The name in a GGUF file of a parameter of a Llama-shaped decoder."""
+    """The name of a Llama-shaped decoder's parameter in a GGUF file."""
     module = name.removesuffix(".weight")
     if not module.startswith("blocks."):
         return f"{GGUF_NAMES[module]}.weight"
@@ -176,8 +176,8 @@ def gguf_name(name: str) -> str:
 
 
 def gguf_tensor(name: str, tensor: Tensor, config: onward.DecoderConfig) -> np.ndarray:
-    """The values in a GGUF file. llama.cpp rotates neighboring components of queries and keys, Onward components that
-    are half a head apart, so the rows of q and k are permuted."""
+    """The values of a parameter in a GGUF file. llama.cpp rotates neighboring components of queries and keys, Onward
+    components that are half a head apart, so the rows of q and k are permuted."""
     if name.endswith(("attn.q.weight", "attn.k.weight")):
         tensor = tensor.unflatten(0, (-1, 2, config.d_head // 2)).transpose(1, 2).flatten(0, 2)
     return tensor.contiguous().numpy()

@@ -1,4 +1,4 @@
-"""Initializations of adapters: values, training and files are the same as PEFT's."""
+"""Initializations of adapters: values, training and files agree with PEFT's."""
 
 import copy
 import warnings
@@ -189,7 +189,7 @@ def test_an_adapter_of_peft_is_trained_further_as_peft_does(case: str, tmp_path:
 
 
 def test_lora_plus_makes_the_steps_of_peft(base: Path, tmp_path: Path) -> None:
-    """The adapter uses DoRA, because its magnitudes are vectors."""
+    """The adapter uses DoRA, whose magnitudes are vectors: these get the raised learning rate, too."""
     ours, hf = load_model(base)
     lora = LoRA(rank=3, targets=OURS, dora=True, b_rate=16)
     add_lora(ours, lora)

@@ -57,7 +57,7 @@ PAIRS += (
 
 
 def trained(folder: Path, lora: LoRA) -> tuple[Decoder, dict[str, Any]]:
-    """A model with adapters that change its outputs."""
+    """A model with adapters that change its outputs, and its config.json."""
     model, hf = load_model(folder)
     torch.manual_seed(1)
     add_lora(model, lora)
@@ -126,8 +126,8 @@ def test_target_parameters_of_peft_have_its_logits(family: str, targets: list[st
 
 
 def per_expert(base: Path, folder: Path, ranks: tuple[int, int] = (2, 2), **keys: Any) -> Path:
-    """An adapter of Mixtral for each expert's own layers, as before transformers 5; the ranks alternate between
-    `ranks`."""
+    """Write an adapter for the layers of each expert of Mixtral, as before transformers 5; the ranks of the experts
+    alternate between the two of `ranks`."""
     _, hf = load_model(base)
     tensors = {}
     torch.manual_seed(2)
@@ -186,7 +186,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def poems(lm: Path) -> Path:
-    """An adapter for the model in `base`."""
+    """An adapter for the model of the fixture `lm`."""
     model = onward.load(lm)
     model.model = trained(lm, LoRA(rank=2))[0]
     onward.save_adapter(model, lm.parent / "poems", lm)
@@ -226,7 +226,7 @@ def test_commands_take_an_adapter(lm: Path, poems: Path, tmp_path: Path, capsys:
 
 
 def changed(adapter: Path, folder: Path, **keys: Any) -> Path:
-    """A copy of an adapter with other keys in its adapter_config.json."""
+    """A copy of an adapter with changed keys in its adapter_config.json."""
     folder.mkdir()
     for file in adapter.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -23,7 +23,7 @@ LLAMA, GPT2 = DECODERS["llama"], DECODERS["gpt2"]
 
 
 def warned_of(hf: dict[str, Any]) -> list[str]:
-    """The keys in the warnings when a config.json is read."""
+    """The keys that the warning names, if there is one, when a config.json is read."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read(hf)

@@ -1,5 +1,5 @@
-"""A saved folder loads bit-for-bit identical; a damaged folder is refused with one sentence; a full disk damages
-nothing."""
+"""A saved model is loaded bit for bit; a damaged folder is refused in one sentence; a full disk leaves the old model as
+it was."""
 
 import json
 from collections.abc import Callable

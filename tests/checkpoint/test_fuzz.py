@@ -1,4 +1,5 @@
-"""Damaged files either load (with finite logits), or a one-sentence error names the file and, for config.json, the key.
+"""Damaged files either load, with finite logits, or are refused in one sentence, which names the file or its folder
+and, for config.json, the key or a tensor.
 
 Each fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """
@@ -43,7 +44,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def paths(table: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
-    """The paths of all values in a dict, including nested dicts."""
+    """The paths of all values in a dict, including those in nested dicts."""
     for key, value in table.items():
         yield (*before, key)
         if isinstance(value, dict):
@@ -51,7 +52,7 @@ def paths(table: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
 
 
 def changed(table: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
-    """The table with another value at a path."""
+    """The table with another value at a path; REMOVED deletes the key."""
     key, *rest = path
     if rest:
         return table | {key: changed(table[key], tuple(rest), value)}
@@ -60,7 +61,7 @@ def changed(table: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[st
 
 @torch.inference_mode()
 def outcome(folder: Path) -> str:
-    """The refusal of a folder's model; "" if it loads and its logits are finite."""
+    """The error message that refuses a folder's model; "" if it loads and its logits are finite."""
     with warnings.catch_warnings(), limited(SECONDS, ROOM):
         warnings.simplefilter("ignore")
         try:
@@ -147,7 +148,7 @@ def test_damaged_weights_work_or_are_refused_by_file(folders: dict[str, Path], c
 
 
 def tokenizer_files(folder: Path, story: str) -> None:
-    """A tokenizer.json written by Onward and, in `gpt2`, the two tokenizer files of GPT-2."""
+    """Write a tokenizer.json and, in the folder `gpt2`, a vocab.json and a merges.txt."""
     tokenizer = train_tokenizer("bpe:300", [story])
     tokenizer.save(folder)
     (folder / "gpt2").mkdir()
@@ -181,7 +182,7 @@ def test_damaged_tokenizer_works_or_is_refused_by_file(tmp_path: Path, story: st
 
 
 def damaged_text(data: bytes, choose: random.Random) -> bytes:
-    """A text file cut off, with one byte changed or, if it is JSON, with one value changed."""
+    """Cut off a text file, or change one byte or, in JSON, one value."""
     kind = choose.randrange(4)
     if kind == 0:
         return data[: choose.randrange(len(data))]

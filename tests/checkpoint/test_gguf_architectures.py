@@ -51,7 +51,7 @@ def test_every_architecture_of_llama_cpp_is_read_or_has_a_reason() -> None:
     assert not UNREAD.keys() & (ARCHITECTURES.keys() | SEEING.keys())
     source = Path(os.environ.get("LLAMA_CPP_SOURCE", "")) / "src" / "llama-arch.cpp"
     if not source.exists():
-        pytest.skip("LLAMA_CPP_SOURCE is not the folder of llama.cpp's sources: its list is not compared")
+        pytest.skip("LLAMA_CPP_SOURCE is not the folder of llama.cpp's sources: the architectures are not compared")
     listed = re.findall(r'\{ LLM_ARCH_\w+,\s+"([a-z0-9_.-]+)"', source.read_text())
     assert {*listed} == UNREAD.keys() | ARCHITECTURES.keys() | SEEING.keys()
 

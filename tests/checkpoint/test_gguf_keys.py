@@ -57,7 +57,7 @@ def test_size_label_is_that_of_the_reference_converter(shapes: dict[str, Any], l
 
 
 def keys_of(tokenizer: Tokenizer, path: Path) -> dict[str, Any]:
-    """The keys of a written file with this tokenizer."""
+    """The keys of a GGUF file written with this tokenizer."""
     config = onward.DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=1, n_heads=2, context_length=64)
     model = onward.Decoder(config)
     onward.save(onward.LanguageModel(model, tokenizer), path)

@@ -84,7 +84,7 @@ def test_numbers_are_rounded_as_the_gguf_package_does(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of two layers; not to be changed."""
+    """A Llama of two layers; tests must not change the file."""
     path = tmp_path_factory.mktemp("gguf") / "llama.gguf"
     tokenizer = onward.train_tokenizer("char", ["abcdefghij"])
     onward.save(onward.LanguageModel(decoder(DECODERS["llama"]), tokenizer), path)

@@ -1,4 +1,5 @@
-"""Tokenizers in GGUF files: the tokens that end answers, and the splitting of texts, are the same as in llama.cpp."""
+"""Tokenizers in GGUF files: the tokens that end answers, and the splitting of texts by exact patterns, are those of
+llama.cpp."""
 
 import json
 import warnings
@@ -26,7 +27,7 @@ LETTERS = list(BYTE_OF)
 
 
 def file_of(path: Path, **keys: Any) -> Path:
-    """A GGUF file with only a vocabulary."""
+    """A GGUF file with a vocabulary but without tensors."""
     named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     write_gguf(path, {"general.architecture": "llama", **named}, {}, [])
     return path
@@ -39,7 +40,7 @@ def vocabulary(*extra: str, **keys: Any) -> dict[str, Any]:
 
 
 HARMONY = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
-ENDS: list[tuple[Sequence[str], dict[str, int], list[str]]] = [  # additional tokens, roles, the tokens that end answers
+ENDS: list[tuple[Sequence[str], dict[str, int], list[str]]] = [  # additional tokens, ids by role, expected end tokens
     (["<|im_end|>"], {"eos": 0}, [LETTERS[0], "<|im_end|>"]),
     (["<|end|>", "<|eot_id|>", "<end_of_turn>"], {"eos": 256}, ["<|end|>", "<|eot_id|>", "<end_of_turn>"]),
     (["<a>", "<b>", "<c>"], {"eos": 256, "eot": 257, "eom": 258}, ["<a>", "<b>", "<c>"]),

@@ -299,7 +299,7 @@ def test_tensors_equal_those_of_the_converter_of_llama_cpp(name: str, tokenizers
         assert (own.shape, own.type) == (info.shape, info.type), its
         assert numbers_of(own) == numbers_of(info), its
     different = {key for key in ours.keys if key in theirs.keys and ours.keys[key] != theirs.keys[key]}
-    known = {  # keys of other sources: the converter uses a constant context for Falcon, and assumes some widths
+    known = {  # keys whose values may differ: the converter uses a constant context for Falcon, and assumes some widths
         *(f"{name}.{key}" for key in ("context_length", "feed_forward_length", "rope.dimension_count")),
         "general.name",
     }

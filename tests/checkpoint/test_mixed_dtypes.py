@@ -22,7 +22,7 @@ Q = "model.layers.1.self_attn.q_proj.weight"
 
 
 def cast(folder: Path, name: str, dtype: torch.dtype) -> None:
-    """Store one tensor of a folder as another dtype."""
+    """Store one tensor of a folder in another dtype."""
     path = folder / "model.safetensors"
     stored = {key: tensor.clone() for key, tensor in read_tensors(path).items()}
     save_file(stored | {name: stored[name].to(dtype)}, path)

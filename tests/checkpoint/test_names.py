@@ -1,4 +1,4 @@
-"""The model does not depend on the names and the layout of the tensors in a file."""
+"""Files whose tensors have other prefixes or layouts load as the same model; unknown tensors are refused by name."""
 
 import shutil
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def assert_same(got: Decoder, wanted: Decoder) -> None:
     for name, parameter in got.named_parameters():
         assert torch.equal(parameter, expected.pop(name)), name
         assert parameter.is_contiguous(), f"{name}: fused optimizers need it"
-        assert parameter.data_ptr() % 64 == 0, f"{name}: products would round otherwise"
+        assert parameter.data_ptr() % 64 == 0, f"{name}: products would round differently"
     assert not expected
 
 

@@ -34,7 +34,8 @@ def linear(outputs: int, inputs: int) -> nn.Linear:
 def check(
     folder: Path, config: dict[str, Any], meant: Tensor, stored: dict[str, Tensor] | None = None, rtol: float = 1e-6
 ) -> None:
-    """Read the weight from `folder`, where `stored` is saved first, and compare some of its rows with `meant`."""
+    """Read the weight from `folder`, after saving `stored` there if it is given, and compare ranges of rows with
+    `meant`."""
     if stored is not None:
         save_file(
             {f"layer.{name}": tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors"
@@ -80,7 +81,7 @@ def test_int8_of_bitsandbytes(shape: tuple[int, int], tmp_path: Path) -> None:
 def test_affine_integers_of_mlx(bits: int, size: int, shape: tuple[int, int], tmp_path: Path) -> None:
     mx = pytest.importorskip("mlx.core")
     if shape[1] % size:
-        pytest.skip("mlx has whole groups")
+        pytest.skip("mlx needs whole groups")
     weight = mx.array(linear(*shape).weight.detach().numpy()).astype(mx.bfloat16)
     words, scales, biases = mx.quantize(weight, group_size=size, bits=bits)
     parts = {"layer.weight": words, "layer.scales": scales, "layer.biases": biases}

@@ -88,7 +88,7 @@ REFUSED: dict[str, list[Any]] = {
     "use_qalora": [True],
     "init_lora_weights": ["pissa_niter_4"],
 }
-UNMADE: dict[str, list[Any]] = {  # values that PEFT writes only with other programs, data or adapters; unknown ones
+UNMADE: dict[str, list[Any]] = {  # values that PEFT writes only with other programs, data or adapters; unknown keys
     "arrow_config": [{"top_k": 2}],
     "megatron_config": [{"hidden_size": 4}],
     "init_lora_weights": ["lora_ga", "corda", "loftq", "of tomorrow"],
@@ -99,7 +99,7 @@ WRONG = [None, -1, 0, 1e400, "x", "(", True, [], ["x"], {"q_proj": "x"}, {"(": 2
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder with a model of each kind."""
+    """The folders of the models, by name."""
     folder = tmp_path_factory.mktemp("bases")
     for name, hf in BASES.items():
         publish(hf, folder / name)
@@ -186,7 +186,7 @@ def test_every_key_of_peft_is_read_without_effect_or_refused() -> None:
     known = {*field_types(LoraConfig), *REFUSED, *UNMADE}
     assert {key for key in keys if key not in known and not WITHOUT_EFFECT.fullmatch(key)} == set()
     read = {key for key in field_types(LoraConfig) if key not in HONORED}
-    assert read == set(), "the fuzzer has no values of these"
+    assert read == set(), "the fuzzer has no values for these keys"
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +245,7 @@ def test_an_adapter_with_a_changed_base_is_also_read_as_peft_converts_it(
     for name in "as it is", "converted":
         load_adapter(both, tmp_path / name, hf, name.replace(" ", "_"))
     with use_adapter(both, ""):
-        assert torch.equal(both(TOKENS), wanted), "the base is as it was"
+        assert torch.equal(both(TOKENS), wanted), "the base is unchanged"
     save_adapter(both, tmp_path / "ours", hf, BaseModel("", ""), "as_it_is")
     assert_logits(bases["llama"], tmp_path / "ours", theirs(TOKENS).logits)
 

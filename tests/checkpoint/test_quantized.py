@@ -105,7 +105,7 @@ def test_fp8_of_stacked_experts_has_blocks_in_each_expert(dtype: torch.dtype, tm
 
 
 def quantize_to_fp8(folder: Path) -> dict[str, Tensor]:
-    """Quantize every matrix of a folder except the embedding; return the values that its tensors now represent."""
+    """Replace each matrix of a folder except the embedding by random fp8 weights; return the values of all tensors."""
     meant = {}
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():

@@ -92,7 +92,8 @@ def awq(size: int) -> Case:
 
 
 def compressed(form: str, make_stored: Callable[[int, int], Stored], **weights: Any) -> Case:
-    """Random tensors in a format of compressed-tensors, and the library's dequantization of them."""
+    """Random tensors in a format of compressed-tensors, with the library's values or, for NVFP4, with values in
+    fp64."""
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
 
     def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:
@@ -151,7 +152,7 @@ def mxfp4(outputs: int, inputs: int) -> Stored:
 
 
 def modelopt_nvfp4() -> Case:
-    """ModelOpt's variant: the inverse of compressed-tensors' global scale, and other names."""
+    """ModelOpt's variant of NVFP4: the inverse of compressed-tensors' global scale, and other names."""
     _, make = compressed(
         "nvfp4-pack-quantized", nvfp4, num_bits=4, type="float", strategy="tensor_group", group_size=16
     )

@@ -105,7 +105,7 @@ def harm(path: Path, damage: Callable[[bytes], bytes | None]) -> None:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with saves of the steps 1 and 2; not to be changed."""
+    """A run with saves of the steps 1 and 2; tests must not change it."""
     return saved(tmp_path_factory.mktemp("two") / "run")
 
 
@@ -123,7 +123,7 @@ def test_damaged_save_is_moved_aside_and_the_one_before_is_loaded(file: str, dam
     assert "resumes from step-0000001" in sentence
     assert "\n" not in sentence
     assert (run / "checkpoints/damaged-step-0000002").is_dir()
-    assert assert_loads(run, 1) == [], "it is said once"
+    assert assert_loads(run, 1) == [], "the message appears once"
     saver = Saver(run, 2)
     save(saver, 2)
     saver.finish()
@@ -172,7 +172,7 @@ def test_full_disk_changes_no_save_and_the_next_save_tries_again(room: int, run:
             assert isinstance(failure, UserError)
             assert "File too large; earlier saves are kept" in str(failure)
             assert "\n" not in str(failure)
-            assert saver.pop_failure() is None, "it is told once"
+            assert saver.pop_failure() is None, "the message appears once"
             assert everything(run) == before
     assert not list(run.rglob(".*"))
     save(saver, 3)
@@ -242,7 +242,7 @@ def test_killed_writer_leaves_a_complete_save(count: int, tmp_path: Path) -> Non
         again.finish()
         assert not list(run.rglob(".*"))
         last = newest
-    print(f"{amid} of {count} were killed while something was half-written, {last} saves were made")
+    print(f"{amid} of {count} writers were killed while a file was half-written; {last} saves were made")
     assert amid >= count // 10
     assert last > count
 

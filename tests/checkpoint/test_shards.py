@@ -25,7 +25,7 @@ LLAMA = DECODERS["llama"]
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
-    """The tensors in each file."""
+    """The names of the tensors in each file."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -48,7 +48,7 @@ def test_shards_hold_all_tensors_once_and_transformers_reads_them(shape: str, sh
     assert index["weight_map"] == {name: file for file, names in found.items() for name in names}
     assert index["metadata"]["total_size"] == sum(p.nbytes for p in model.parameters())
     for file, names in found.items():
-        assert len(names) == 1 or (tmp_path / file).stat().st_size < shard_bytes + 2000, "and its header"
+        assert len(names) == 1 or (tmp_path / file).stat().st_size < shard_bytes + 2000, "a file also has a header"
     assert_same(load_model(tmp_path)[0], model)
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values()), report

@@ -1,4 +1,4 @@
-"""The text decoder of a multimodal model loads, whatever the prefixes of its names."""
+"""The text decoder of a multimodal model loads from each known layout of tensor names."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ LLAMA = LlamaConfig(
     max_position_embeddings=12,
 ).to_dict()
 OLD, NEW = "language_model.model.", "model.language_model."
-LAYOUTS = {  # prefixes of names: of the decoder, of its head
+LAYOUTS = {  # prefixes of the names of the decoder's and the head's tensors
     "before transformers 4.52": (OLD, "language_model.lm_head."),
     "after": (NEW, "lm_head."),
     "written twice": ("model.language_model.model.", "lm_head."),
@@ -111,7 +111,7 @@ def test_factors_that_adapt_the_decoder_to_images_are_left_out(tmp_path: Path) -
     assert_same(load_model(tmp_path)[0], wanted)
 
 
-TIED: list[tuple[bool | None, bool | None, bool, bool]] = [  # outer, inner, whether a head is stored, tied
+TIED: list[tuple[bool | None, bool | None, bool, bool]] = [  # config, text_config, head stored, expected
     (True, None, False, True),
     (None, True, False, True),
     (False, None, True, False),
@@ -150,7 +150,7 @@ def test_quantization_is_inherited(tmp_path: Path) -> None:
         torch.testing.assert_close(load_model(tmp_path)[0](tokens), model.eval()(tokens))
 
 
-HEADS = {  # transformers' defaults do not divide the width
+HEADS = {  # with transformers' defaults, the number of heads does not divide the width
     "qwen3_omni_moe_text": {"num_attention_heads": 32},
     "glm4v_moe_text": {"num_attention_heads": 64},
 }

@@ -27,7 +27,7 @@ CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, 
 
 class Counting(torch.optim.Optimizer):
     """An optimizer like those of some libraries: its state has integers as well as tensors, and it changes a number in
-    its groups."""
+    its parameter groups."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1, "d": 0.3})
@@ -173,7 +173,7 @@ def test_save_has_the_state_at_the_time_of_its_call(tmp_path: Path) -> None:
     shown, hf = {"norm.weight": torch.ones(16)}, {"eos_token_id": [5]}
     saver.thread.submit(gate.wait)
     saver.save(model, state_of(model, optimizers, progress, shown), hf)
-    assert not saves(tmp_path), "it comes back before anything is written"
+    assert not saves(tmp_path), "`save` returns before anything is written"
     with torch.no_grad():
         for tensor in (*model.parameters(), mean, shown["norm.weight"]):
             tensor.fill_(7)

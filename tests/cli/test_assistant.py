@@ -1,4 +1,4 @@
-"""`onward assistant`, from documents to an adapter and its evaluation, and its steps."""
+"""`onward assistant`, from documents to an evaluated adapter, and the functions that create its examples."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_question_is_found_in_a_reply() -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny byte-level model whose context fits a paragraph."""
+    """A tiny byte-level model whose context is long enough for a paragraph."""
     tokenizer = onward.train_tokenizer("byte", [])
     config = onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=512)
     folder = tmp_path_factory.mktemp("base") / "base"

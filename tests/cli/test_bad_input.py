@@ -1,4 +1,4 @@
-"""Mistakes: one sentence, exit status 2, no traceback, and nothing left on disk."""
+"""Mistakes: one sentence, exit status 2, no traceback, and nothing half-written on disk."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from support.disk import with_room_for
 
 @pytest.fixture
 def place(story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with all kinds of texts."""
+    """A working directory with texts and config files, most of them faulty."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(story_file, "story.txt")
     Path("empty.txt").write_text("")
@@ -225,7 +225,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(case: str, plac
     with with_room_for(room):
         assert main(["train", "story.txt", *words.split()]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(said)
-    assert all(read_tensors(path) for path in Path("runs").rglob("*.safetensors")), "those there are whole"
+    assert all(read_tensors(path) for path in Path("runs").rglob("*.safetensors")), "each written file is complete"
     assert not list(Path("runs").rglob(".*"))
 
 

@@ -1,4 +1,4 @@
-"""onward chat: the conversation is remembered, turns can be undone, and Ctrl-C does not end it."""
+"""onward chat: the conversation is remembered, turns can be undone, and Ctrl-C does not end the program."""
 
 import io
 import json
@@ -31,7 +31,7 @@ WORDS = ["--temperature", "1", "--seed", "5", "--max-new-tokens", "20"]
 
 
 def make(folder: Path, context_length: int, **changes: object) -> Path:
-    """The folder of an untrained model with a template."""
+    """The folder of an untrained model with a chat template."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz |\n"])
     tokenizer.templates = {"default": TEMPLATE}
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(lines: str, folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch, capsys, status: int = 0) -> str:
-    """The output for these lines from a pipe."""
+    """The output of the command for these lines from a pipe."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert main(["chat", str(folder), *words]) == status
     return capsys.readouterr().out

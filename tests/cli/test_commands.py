@@ -315,4 +315,4 @@ def test_missing_library_of_a_tracker_is_refused_before_anything_is_made(
     assert main([*words, "--track", "wandb"]) == 2
     assert "pip install 'onward[track]'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    assert main(words) == 0, "the next try is in nobody's way"
+    assert main(words) == 0, "the refused run left nothing in the way"

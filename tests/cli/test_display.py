@@ -1,4 +1,4 @@
-"""The live picture of a run."""
+"""The live display of a run."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_picture_shows_figures_bar_and_the_continued_prompt(story_file: Path, tm
     assert values.startswith("4 of 4 ")
     assert top.startswith("╭─ the same prompt, continued ─")
     assert bottom.startswith("╰─")
-    assert len(last.rstrip()) < 70, "there is room for the ^C of a terminal, without which it begins a new line"
+    assert len(last.rstrip()) < 70, "there is room for the terminal's ^C, which would otherwise begin a new line"
 
 
 def test_time_left_is_that_of_steps_not_of_what_comes_before_them(

@@ -1,5 +1,5 @@
 """The mesh that `onward evaluate` chooses in several processes: replicas if a whole model fits on a device, else the
-smallest tensor axis for which each process's part fits."""
+smallest tensor axis for which each process's part fits or, if none fits, the largest that divides the model."""
 
 import re
 from dataclasses import replace

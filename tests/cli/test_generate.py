@@ -179,7 +179,7 @@ def test_logprobs_are_a_table_and_exact_in_json(said, lm: LanguageModel) -> None
     [row] = rows(said(*words, "--json")[0])
     assert [one["token"] for one in row["logprobs"]] == row["tokens"] == answer.tokens
     for one, chance in zip(row["logprobs"], answer.logprobs):
-        near = lambda value: pytest.approx(value, abs=1e-5)  # only one of the two may run compiled steps
+        near = lambda value: pytest.approx(value, abs=1e-5)  # perhaps only one of the two calls runs compiled steps
         assert one["logprob"] == near(chance.logprob)
         assert [a["token"] for a in one["alternatives"]] == [token for token, _ in chance.alternatives]
         assert [a["logprob"] for a in one["alternatives"]] == near([value for _, value in chance.alternatives])

@@ -26,7 +26,7 @@ SMALL += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
 
 @contextmanager
 def training(story_file: Path, run: Path) -> Iterator[Forked]:
-    """A run that has completed its first steps."""
+    """A process whose run has completed its first steps."""
     process = Forked(main, ["train", str(story_file), "--out", str(run), *SMALL.split()])
     try:
         metrics = run / "metrics.jsonl"
@@ -88,7 +88,8 @@ def test_ctrl_c_before_the_first_step_leaves_a_report_and_the_command_that_resum
 
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_ctrl_c_asks_to_stop_before_it_stops_at_once(interrupts: int) -> None:
-    """Two signals under torchrun, which forwards the signal that the terminal has already sent to each process."""
+    """Under torchrun, one Ctrl-C is two signals: torchrun also forwards the signal that the terminal sends to each
+    process."""
     said: list[object] = []
     requests = Requests(said.append, interrupts)
     for _ in range(interrupts):

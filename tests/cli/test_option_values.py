@@ -34,7 +34,7 @@ COMMANDS = {
     "data": "prepare STORY --out prepared",
     "train": f"STORY --out run {SMALL}",
 }
-SLOW = {"--compile", "--import"}  # one takes a minute; the other imports modules of this machine
+SLOW = {"--compile", "--import"}  # `--compile` takes a minute; `--import` imports modules of this machine
 
 
 def options(command: str) -> list[Argument]:

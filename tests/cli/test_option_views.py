@@ -167,7 +167,7 @@ VALUES = {  # by option, if a generic value of its type would be refused
     "name": "me/x",
     "rope": "linear:2",
 }
-# these take seconds each, or need files that do not exist here
+# options that take seconds each, or need files that do not exist here
 SLOW = {"compile", "imports", "adapter_folder", "revision", "tuned", "near", "gopher"}
 
 

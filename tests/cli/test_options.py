@@ -27,9 +27,9 @@ class Options:
     model: str  # a folder
     prompt: tuple[str, ...] = ()  # texts
     stop: tuple[str, ...] = ()  # texts that end the answer
-    weights: tuple[float, ...] = ()  # shares
-    top_p: float = 1.0  # a share
-    bias: Mapping[int, float] = field(default_factory=dict)  # added to logits
+    weights: tuple[float, ...] = ()  # weights of the texts
+    top_p: float = 1.0  # total probability of the kept tokens
+    bias: Mapping[int, float] = field(default_factory=dict)  # numbers that are added to the logits of token ids
 
 
 def options(*words: str) -> Options:
@@ -173,7 +173,7 @@ def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
 
     words = ["--import", own_module, "--out", "run", *TINY.split(), "--model.position", "own_position"]
     assert main(["train", str(story_file), *words, "--model.position.strength", "0.25"]) == 0
-    assert f"other.txt --import {own_module}" in capsys.readouterr().err, "in the commands that follow"
+    assert f"other.txt --import {own_module}" in capsys.readouterr().err, "the suggested commands import the module"
     Path("run/result.json").unlink()  # lets the run be resumed
     for command in "generate run The --n 1", "evaluate run", "report run", "models run", "train --resume run":
         del sys.modules[own_module], Position.kinds["own_position"]

@@ -26,7 +26,7 @@ H100 = Machine("h100", "data sheet", 80e9, 3.35e12, same_flops(989e12, 494e12))
 
 
 def planned(capsys: Any, *words: str) -> dict[str, float]:
-    """The lines of `onward plan WORDS --json`, by section and text."""
+    """The values in the lines of `onward plan WORDS --json`, by section and text."""
     assert main(["plan", *words, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert all(line["by"] for line in found["lines"])

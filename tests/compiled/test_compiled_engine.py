@@ -51,8 +51,8 @@ RECURRENT = (
 
 
 def random_config(random: Random) -> DecoderConfig:
-    """Soft caps, windows, sinks, partial rotations, parallel blocks, biases, norms and recurrent layers, in any
-    combination."""
+    """A random combination of soft caps, windows, sinks, partial rotations, blocks, biases, norms and recurrent
+    layers."""
     heads = random.choice([2, 4])
 
     def attention() -> SelfAttention:
@@ -148,7 +148,7 @@ def answers(model: Decoder, seed: int, compile_after: int | None) -> list[tuple[
 
 
 def assert_answers_are_equal(seed: int) -> int:
-    """Returns the number of tokens, or 0 if the steps of the model cannot be compiled."""
+    """Compare compiled with plain steps; return the number of tokens, or 0 if the model's steps cannot be compiled."""
     model = decoder(random_config(Random(seed)))
     plain = answers(model, seed, None)
     assert answers(model, seed, 0) == plain

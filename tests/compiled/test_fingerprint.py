@@ -260,8 +260,7 @@ def test_random_edits_between_and_during_answers_are_never_missed(cases: int, tm
 
 
 def edited_at_random(seed: int, folder: Path) -> None:
-    """Each engine keeps its caches and compiled steps through all edits; a new plain engine gives the expected
-    answers."""
+    """Caches and compiled steps are kept through all edits; answers must equal those of a plain engine without them."""
     draw, model = random.Random(seed), model_of()
     kept: list[Kept] = [make(model, folder) for make in (blocks, conversation, files)]
     memory = {name: EDITS[name] for name in EDITS if name not in ("adapters", "a block less")}

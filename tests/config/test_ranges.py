@@ -34,7 +34,7 @@ from onward.families import modules
 
 from support.decoders import config
 
-modules()  # these modules define further parts
+modules()  # imports the modules that define further parts
 SLOTS: tuple[Any, ...] = Position, Attention, FeedForward, Norm, Block, Routing, Scaling
 PARTS = [part for slot in SLOTS for part in slot.kinds.values() if part.__module__.startswith("onward.")]
 

@@ -1,4 +1,4 @@
-"""The built-in corpus made from Python's documentation, and downloaded corpora."""
+"""The built-in corpora of Python's documentation and comments, and downloaded corpora."""
 
 import hashlib
 import pwd
