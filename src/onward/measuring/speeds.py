@@ -14,7 +14,7 @@ from onward.planning.machine import peak_flops, read_bandwidth
 
 TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # names of the dtypes in which training computes matmuls
 VOCABULARY = 4096  # vocabulary size of a training preset
-TOKENS = 128  # tokens of the prompt and of the answer, if they fit into the context
+TOKENS = 128  # default number of tokens of the prompt and of the answer, if they fit into the context
 
 
 def silent(case: str) -> None: ...

@@ -34,7 +34,7 @@ KINDS = (  # from the innermost layer around a method to the outermost
 RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
 ATTACHMENTS = "attachments"  # attribute that holds a model's Attachments; absent if nothing was ever attached
 LAYERS = "layers_and_hooks"  # attribute that holds a module's Layers; absent if it has none
-Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which calls next(*arguments)
+Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which may call next(*arguments)
 
 
 class Attachment:

@@ -1,4 +1,4 @@
-"""Blocks other than the pre-norm block: how attention and feed-forward are added to the residual stream.
+"""Blocks other than the plain pre-norm block: how attention and feed-forward are added to the residual stream.
 
 Shapes: x (B, T, D) -> (B, T, D).
 """

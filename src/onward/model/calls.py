@@ -80,8 +80,7 @@ class CallLayerCache(LayerCache):
 
 
 class CountedCalls(NoStates):
-    """The states of a decoder with parts from outside the package whose layers have none; counts the calls of each
-    layer."""
+    """The NoStates of a decoder with parts from outside the package; counts the calls of each layer."""
 
     def view(self, rows: slice, counts: Tensor | None) -> CountedCalls:
         return self

@@ -38,8 +38,8 @@ class DraftHead(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Decoder) -> None:
-        """Initialize: the head returns about the normalized state, and its norm copies the weight of the decoder's
-        norm, if there is one."""
+        """Initialize the weights so that `forward` returns approximately the normalized state; the head's norm copies
+        the weight of the decoder's norm if the shapes are equal."""
         for layer in self.gate, self.up:
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
         nn.init.normal_(self.mix.weight, std=0.02)

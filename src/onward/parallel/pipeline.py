@@ -84,8 +84,8 @@ class Pipeline:
         return self.model.config.tied and self.is_last and parameter is self.model.embed.weight
 
     def hidden(self, _: Any, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
-        """Compute the output of this stage (B, T, D) from the output of the previous stage, in place of
-        `Decoder.hidden`."""
+        """Compute the output of this stage (B, T, D) from that of the previous stage or, in the first stage, from
+        `tokens`; replaces `Decoder.hidden`."""
         compute = self.model.hidden_of_checked
         if self.in_step:
             return compute(tokens, positions, None)
@@ -233,7 +233,7 @@ class Microbatches(nn.Module):
         self.step: PipelineStep
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor:
-        """Return the hidden states to send or, in the last stage, the part of the mean loss."""
+        """Return the hidden states to send or, in the last stage, the batch's part of the mean loss."""
         pipeline, step, model = self.pipeline, self.step, self.pipeline.model
         batch = step.batches[int(index)]
         torch.manual_seed(batch.seed + pipeline.stage)  # seeds dropout

@@ -29,7 +29,7 @@ class Carried:
 
     @staticmethod
     def of(context: AttentionContext) -> Carried:
-        """On a CPU, raises a UserError if a row has branches: a state cannot return to where a branch began."""
+        """Return the Carried of a layer's call. On a CPU without a cache, a row with branches raises a UserError."""
         segments, positions = context.mask.segments, context.mask.query_positions
         if isinstance(context.cache, StateLayerCache) and isinstance(context.indices, StateSlots):
             suffix = context.indices.numbered(context.cache, "")
