@@ -33,8 +33,8 @@ class Account:
 
 class Accounts:
     """The accounts of all requests in progress. At most `num_rows()` answers are generated at a time, and
-    `limits.max_queue` wait. A client that has at most the fraction 1 - `limits.share` of this total may exceed the
-    total, up to twice, so that no other client can lock it out."""
+    `limits.max_queue` wait. Above this total, only a client with at most the fraction 1 - `limits.share` of it may add
+    answers, up to twice the total, so that no other client can lock it out."""
 
     def __init__(self, limits: RequestLimits, num_rows: Callable[[], int]) -> None:
         self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
