@@ -30,7 +30,7 @@ from onward.transforms.quantize import quantize_model, quantize_weight
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
-ROUNDS = 5  # largest number of runs of a measurement; their median counts
+ROUNDS = 5  # largest number of runs of a measurement, over which the median is taken
 LEAST = 4  # smallest number of measured decoding steps
 LARGEST = 30_000_000  # for plans, the speed of decoders with more parameters is estimated
 ROWS, PROMPT, NEW = 8, 8, 64  # number of rows, prompt tokens and new tokens in a calibration

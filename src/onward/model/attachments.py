@@ -25,7 +25,7 @@ KINDS = (  # from the innermost layer around a method to the outermost
     "compilation",  # compiles a block at its first call, including all hooks on modules inside the block
     "context",  # an axis of processes, each with some tokens of every window
     "pipeline",  # an axis of stages; a stage computes `logits` of its part of the vocabulary, and sends these
-    "tensor",  # an axis of processes, each with some heads and units, and some columns of the logits, then joined
+    "tensor",  # an axis of processes, each with some heads, units and columns of the logits; joins the columns
     "recomputation",  # outside of compiled code, which cannot restore context variables
     "shards",  # FSDP gathers the weights for all inner layers
     "replicas",  # DDP

@@ -25,8 +25,8 @@ ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
 
 
 def labeled(rows: Iterable[Row]) -> AbstractContextManager[None]:
-    """Return a context manager that labels the rows of a model's calls with these requests, so that a trace can return
-    the activations of one request. `rows`, such as a generator, is read only if a trace or an edit is open."""
+    """Return a context manager that labels the rows of a model's calls with their requests, `rows`, so that a trace can
+    return the activations of one request. `rows` is read only if a trace or an edit is open."""
     return labels(tuple(rows)) if OPEN.get() else nullcontext()
 
 

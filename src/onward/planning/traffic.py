@@ -1,7 +1,7 @@
 """The collectives of a training step on a mesh, with the bytes of each, as `parallel/` issues them.
 
 An all-reduce of x bytes over n devices in a ring sends 2 (n - 1) / n x from each device; a gather or a scatter sends
-half of it.
+half as much.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def of_replicas(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Coll
 
 
 def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """`width`: bytes of one element in all tokens of a batch; `again`: forward passes in a step."""
+    """The collectives of a context axis; `width`: bytes of one element in all tokens of a batch, `again`: forward
+    passes in a step."""
     part = narrowed(config, mesh.tensor)
     entries = [math.prod(shape) for layer in kept(part) for shape in layer.entries.values()]
     make, n, total = partial(Collective, "context"), mesh.context, width * sum(entries)

@@ -115,8 +115,8 @@ async def begin(
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
     """Start the answer to a conversation, which by default may fill the context; return its job, and the Forms in which
-    it is read. `label` names its path in the view of the engine, `schema` is that of an answer without calls, `ends`
-    are arguments of `Chat.encode`."""
+    it is read. `label` names the endpoint in the view of the engine, `schema` is that of an answer without calls,
+    `ends` are arguments of `Chat.encode`."""
     service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
     effort, place = body.reasoning_effort, "chat_template_kwargs.reasoning_effort"
@@ -152,7 +152,7 @@ async def encoded(
     ends: Mapping[str, bool],
     variables: Mapping[str, Any],
 ) -> list[int]:
-    """The token ids of a conversation; errors name its field, `source`."""
+    """The token ids of a conversation; errors name the field of the request, `source`."""
     size = size_of([message.get("content") or "" for message in messages])
     check_size(size, served, source, truncate)
     try:
@@ -229,7 +229,7 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
         for index, part in enumerate(content):
             if not isinstance(part.get("text"), str):
                 place = f"{field}[{number}].content[{index}].text"
-                raise ApiError(f"{place} is missing: give it", param=place)
+                raise ApiError(f"{place} is missing: give a text", param=place)
         result["content"] = "".join(part["text"] for part in content)
     for name in "audio", "function_call":
         if message.get(name):
@@ -304,7 +304,7 @@ class ChatReply(Streamed):
 
     def growth(self, update: Update) -> Iterator[bytes]:
         for choice in self.choices(update):
-            # one by one: many clients read the first choice of an event only
+            # one by one: many clients read only the first choice of an event
             yield self.chunk([choice], self.body.continuous_usage)
 
     def ending(self) -> Iterator[bytes]:

@@ -17,13 +17,13 @@ from onward.reports.pictures.picture import LINE_MARKS, Panel, fitted, gray_png,
 from onward.reports.pictures.plot import Frame, Heights, Series, plot, rounded, short
 from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 
-LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
+LABEL, DEEP = 6.7, 12  # width of a character of a label in pixels, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
-ROW = 17  # pixels of a row of the legend of curves
+ROW = 17  # height of a row of the legend of curves in pixels
 STYLES = "smooth", "validation", "other", "fourth", "fifth", "sixth"  # CSS classes of curves
 COLUMNS = 56  # width of a curve in a terminal
-WIDEST, FOLDED = 64, 92  # in a terminal: most rows or columns of cells without texts, largest width of cells with texts
-BAR = 190.0  # pixels of the longest bar
+WIDEST, FOLDED = 64, 92  # in a terminal: largest number of rows or columns without texts, largest width with texts
+BAR = 190.0  # width of the longest bar in pixels
 
 
 def cells(
