@@ -21,12 +21,12 @@ def silent(case: str) -> None: ...
 
 
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Tokens of prompt and answer: 128 each by default, but at most half the context."""
+    """Numbers of tokens of the prompt and the answer: 128 each by default, but at most half the context."""
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
         raise UserError(
-            f"Cannot fit prompts of {prompt} tokens and {new} new ones into the context of {room}: lower "
+            f"Cannot fit prompts of {prompt} tokens and {new} new tokens into the context of {room}: lower "
             "--prompt or --new"
         )
     return prompt, new

@@ -119,7 +119,7 @@ class ExpertsModule(nn.Module):
         self.part, self.act = part, ACTIVATIONS[part.act]
         d_ff, width = part.width(config), part.d_latent or config.d_model
         self.router = router
-        self.inner = ("gate", "up") if part.gated else ("up",)  # the projections before the activation function
+        self.inner = ("gate", "up") if part.gated else ("up",)  # the projections before `down`
         stacks = dict.fromkeys(self.inner, (d_ff, width)) | {"down": (width, d_ff)}
         for name, shape in stacks.items():
             self.register_parameter(name, nn.Parameter(torch.empty(part.count, *shape)))

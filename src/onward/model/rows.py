@@ -17,7 +17,7 @@ class Row:
     request: Any  # a generation.Request; None in a call of the draft model
     tokens: int  # number of the request's tokens in the call; later columns are padding
     step: int  # number of tokens generated for the request before this call
-    start: int  # position of the first of these tokens in prompt + answer
+    start: int  # position in prompt + answer of the call's first token
 
 
 OPEN: ContextVar[tuple[Any, ...]] = ContextVar("open", default=())  # the traces and edits that this context opened

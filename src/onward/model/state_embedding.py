@@ -21,7 +21,7 @@ class StateEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return self.embed.weight  # type: ignore[return-value]  # of an nn.Embedding
+        return self.embed.weight  # type: ignore[return-value]  # a Tensor in nn.Embedding
 
     @torch.no_grad()
     @torch.inference_mode(False)  # so that the memory can be written to in every mode

@@ -1,4 +1,4 @@
-"""The states of recurrent layers in a cache: per row, not per token, in a ring of the last K + 1 of them.
+"""The states of recurrent layers in a cache: per row, not per token, in a ring of the last K + 1 states.
 
 The state after the token at position p is in slot p % (K + 1) of its row, so rolling a row back by up to K positions
 needs no copy of a state. As with keys and values, the model is called with smaller positions.
@@ -165,7 +165,7 @@ class StateSlots(CallSlots):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StateLayerCache(LayerCache):
-    """The cache of a layer with states, in a view; `base` is that of its keys and values, often without entries."""
+    """The cache of a layer with states, in a view; `base` caches its keys and values, often none."""
 
     base: LayerCache
     states: dict[str, Tensor]  # states by name, each (rows, K + 1, ...)

@@ -100,8 +100,9 @@ class Pipeline:
         return output
 
     def logits(self, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Compute the logits (B, T, V) in the last stage and return them in all stages; if the vocabulary is divided,
-        only the columns of this process's part. In other stages, only the shape of `hidden` is used."""
+        """Compute the logits (B, T, V) in the last stage and, outside of `backward`, return them in all stages; if the
+        vocabulary is divided, only the columns of this process's part. In other stages, only the shape of `hidden` is
+        used."""
         if self.in_step:
             return plain(hidden)
         if self.is_last:
@@ -134,7 +135,7 @@ class Pipeline:
 
         `count` divides the losses, `precision` makes the context of a forward pass, and `auxiliary` returns the
         auxiliary loss of the experts of a stage in its last forward pass. Raises a UserError for a loss that reports
-        further sums.
+        more than one sum.
         """
         rows, length = batches[0].tokens.shape
         key = len(batches), rows, length

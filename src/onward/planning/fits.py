@@ -22,7 +22,7 @@ from onward.planning.laws import Frontier, LossLaw
 Array = NDArray[np.float64]
 DELTA = 1e-3  # delta of the Huber loss of log L (arXiv:2203.15556, section 3.3)
 STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.2
-FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, number of the best kept, further steps from these
+FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, number of best laws kept, further steps from each
 LEAST = 4  # minimum number of runs or budgets for a fit
 EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # exponents tried for L(C)
 SAME = 0.1  # budgets whose logarithms differ by less are the same
@@ -219,7 +219,7 @@ def constants(x: Array) -> dict[str, float]:
 
 
 def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """The 2.5th and 97.5th percentiles of each number."""
+    """The 2.5th and 97.5th percentiles of each named value."""
     if not samples:
         return {}
     ends = {name: np.percentile([sample[name] for sample in samples], [2.5, 97.5]) for name in samples[0]}

@@ -37,7 +37,7 @@ SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scat
 class Collective:
     """The communication of one kind and for one purpose in a training step, as seen from one device."""
 
-    axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": those of a pipeline stage
+    axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": the devices of a stage
     kind: str
     purpose: str
     devices: int  # number of devices that take part
@@ -145,7 +145,7 @@ def of_tensor(
 ) -> Iterator[Collective]:
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
-    divided = divides_tokens(length, n)  # else whole, since padding would change a router's statistics
+    divided = divides_tokens(length, n)  # else each has all tokens: padding would change a router's statistics
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.summed > 1 else 4
     summed = [

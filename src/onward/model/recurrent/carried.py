@@ -23,7 +23,7 @@ class Carried:
 
     cache: StateLayerCache | None  # None: every row begins in this call
     call: StateIndices | None
-    documents: Tensor | None  # (B, T), index of the packed document of each token; None: one in each row
+    documents: Tensor | None  # (B, T), index of the packed document of each token; None: one document per row
     positions: Tensor  # (B or 1, T)
     suffix: str = ""  # added to state names from the layer's second call on: @1, @2, ...
 

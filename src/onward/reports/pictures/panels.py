@@ -112,7 +112,7 @@ def floor(values: np.ndarray) -> str:
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
     """Cells in the color of the class `style`, with opacities (R, C) from 0 to 255. They are an image that masks a
-    colored area: the color can follow the theme, and 256 x 256 cells stay small."""
+    colored area: the color can follow the theme, and an SVG of 256 x 256 cells stays small."""
     rows, columns = strength.shape
     image = gray_png(strength)
     name = f"m{zlib.crc32(image + repr((style, across, down)).encode()):08x}"
