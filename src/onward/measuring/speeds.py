@@ -26,7 +26,7 @@ def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
         raise UserError(
-            f"Cannot fit prompts of {prompt} tokens and {new} new tokens into the context of {room}: lower "
+            f"Cannot fit prompts of {prompt} tokens and {new} new ones into the context of {room}: lower "
             "--prompt or --new"
         )
     return prompt, new
