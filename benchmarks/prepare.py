@@ -25,7 +25,7 @@ from benchmarks.text import machine
 from onward import train_tokenizer
 from onward.data import documents
 
-LINES = 20  # per document
+LINES = 20  # lines per document
 
 
 def generate(path: Path, size: int) -> None:

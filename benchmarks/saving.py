@@ -2,8 +2,9 @@
 
 python -m benchmarks.saving
 
-The results are medians of ratios, measured alternately. A model of 10.7 M parameters is trained with AdamW and saved
-every 20 steps, every 40 steps, or continuously (the worst case); a save has 128 MB, or 171 MB with averaged weights.
+The results are medians of these ratios; steps with and without saves alternate. A model of 10.7 M parameters is trained
+with AdamW and saved every 20 steps, every 40 steps, or continuously (the worst case); a save has 128 MB, or 171 MB with
+averaged weights.
 """
 
 import statistics

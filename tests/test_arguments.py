@@ -1,4 +1,4 @@
-"""Every public call: a wrong argument gives a UserError that names it, never an error of Python, torch or a library."""
+"""Public calls refuse a wrong argument, if at all, with a UserError that names it, never with an error of a library."""
 
 import inspect
 import math

@@ -64,7 +64,7 @@ def calls_of(lm: LanguageModel) -> Iterator[int]:
 @pytest.mark.parametrize("larger", [{"layers": 6}, {"vocabulary": 5000}, {"context": 4096}], ids=str)
 def test_a_call_does_as_much_beside_the_forward_pass_of_any_model(lm: LanguageModel, larger: dict[str, int]) -> None:
     small, large = made(lm), made(lm, **larger)
-    # another vocabulary may split the text into other pieces
+    # a larger vocabulary may split the text into different tokens
     assert [*calls_of(small)] == pytest.approx([*calls_of(large)], abs=8)
 
 

@@ -1,4 +1,4 @@
-"""Compares the peak memory of a process that trains or decodes with the plan: `python -m support.peak
+"""Compares with the plan the peak memory of a process that trains or decodes: `python -m support.peak
 NAME` prints both, in bytes. Works only on Linux."""
 
 import sys

@@ -89,7 +89,7 @@ class Release:
     extra: dict[str, list[int]] = field(default_factory=dict)  # tensors that Onward does not read
     shards: int = 2
     others: tuple[str, ...] = ()  # further files with weights in another format
-    reference: str = ""  # class of transformers, if it differs from that in config.json
+    reference: str = ""  # class of transformers, if it differs from the class in config.json
 
 
 MODERN = (r"^model\.language_model\.", "language_model.model."), (r"^lm_head\.", "language_model.lm_head.")

@@ -16,7 +16,7 @@ Field = tuple[int, int | float | bytes]
 
 @dataclass(frozen=True)
 class Spec:
-    """A model file: its pieces, the fields that are used, and additional fields by number."""
+    """A model file: its pieces, the settings that Onward reads, and additional fields by message."""
 
     pieces: Sequence[Piece]
     kind: int = 2
@@ -68,8 +68,8 @@ class Spec:
         return result + (SPACE if self.prefix and self.suffix else "")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text: repeatedly merges the two neighbors that form the piece with the best score (the first
-        such pair if scores are equal)."""
+        """The ids of a text, after repeated merges of the two neighbors that form the piece with the best score (the
+        first such pair if scores are equal)."""
         scores = {p.text: p.score for p in self.pieces if p.type in (NORMAL, USER_DEFINED, UNUSED)}
         symbols, parts = {*self.symbols()}, self.cut(self.normalized(text))
         while True:

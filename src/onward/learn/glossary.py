@@ -40,7 +40,8 @@ def plain(name: str) -> str:
 
 
 def find(word: str) -> list[Entry]:
-    """The entries with this name or its singular, ignoring case and hyphens, or else the entries of `mentioning`."""
+    """The entries with this name or its singular, ignoring case, spaces and punctuation, or else the entries of
+    `mentioning`."""
     for form in (plain(word), plain(word).removesuffix("s"), plain(word).removesuffix("es")):
         if entries := [entry for entry in glossary() if form in map(plain, entry.names)]:
             return entries

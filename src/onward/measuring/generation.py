@@ -30,16 +30,16 @@ from onward.transforms.quantize import quantize_model, quantize_weight
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
-ROUNDS = 5  # largest number of runs of a measurement; their median counts
+ROUNDS = 5  # largest number of runs of a measurement, over which the median is taken
 LEAST = 4  # smallest number of measured decoding steps
-LARGEST = 30_000_000  # for plans, decoders with more parameters are estimated, not run
+LARGEST = 30_000_000  # for plans, the speed of decoders with more parameters is estimated
 ROWS, PROMPT, NEW = 8, 8, 64  # number of rows, prompt tokens and new tokens in a calibration
 MOST = 1 << 26  # maximum number of weights of the calibration layer; too large for most CPU caches
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One timed generation: the new token ids for each prompt, and the time of each in seconds from the start."""
+    """One timed generation: the new token ids for each prompt, and the time of each token in seconds from the start."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]

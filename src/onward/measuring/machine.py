@@ -32,7 +32,8 @@ def machine_for(
 ) -> Machine:
     """The machine for which a decoder is planned: a name in DEVICES, with its data sheet, or a device of this machine,
     which is measured for some seconds while the decoder generates and trains. `memory`, `bandwidth` and `flops` (per
-    second) and `share` override the device's, unless 0 or None; with the first three, nothing is measured."""
+    second) and `share` override the device's values, unless they are 0 or None; with the first three, nothing is
+    measured."""
     if device in DEVICES:
         known = DEVICES[device]
         sheet = same_flops(known.flops, known.fp32 or known.flops / 2)

@@ -14,14 +14,14 @@ from onward.planning.machine import peak_flops, read_bandwidth
 
 TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # names of the dtypes in which training computes matmuls
 VOCABULARY = 4096  # vocabulary size of a training preset
-TOKENS = 128  # tokens of the prompt and of the answer, if they fit into the context
+TOKENS = 128  # default number of tokens of the prompt and of the answer, if they fit into the context
 
 
 def silent(case: str) -> None: ...
 
 
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Tokens of prompt and answer: 128 each by default, but at most half the context."""
+    """Numbers of tokens of the prompt and the answer: 128 each by default, but at most half the context."""
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:

@@ -71,7 +71,7 @@ class Selection:
     @contextmanager
     def read_from(self, numbers: Tensor) -> Iterator[None]:
         """Let layers read the adapter of each row from `numbers` (B,) inside the `with` block, if rows use different
-        ones."""
+        adapters."""
         self.numbers = numbers
         try:
             yield

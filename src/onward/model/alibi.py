@@ -1,4 +1,4 @@
-"""Biases of attention scores, as in ALiBi: the slope of a head times the distance between two positions.
+"""Biases of attention scores, as in ALiBi: minus the slope of a head times the distance between two positions.
 
 A custom position part may define its own slopes and bias (`config/part_types.py`). Shapes: H heads.
 """

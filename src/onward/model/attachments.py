@@ -24,8 +24,8 @@ KINDS = (  # from the innermost layer around a method to the outermost
     "adapters",  # hooks change the output of a layer before any other hook reads it
     "compilation",  # compiles a block at its first call, including all hooks on modules inside the block
     "context",  # an axis of processes, each with some tokens of every window
-    "pipeline",  # an axis of stages; a stage computes `logits` of its part of the vocabulary, and sends these
-    "tensor",  # an axis of processes, each with some heads and units, and some columns of the logits, then joined
+    "pipeline",  # an axis of stages; the last stage sends its columns of the logits, before `tensor` joins them
+    "tensor",  # an axis of processes, each with some heads, units and columns of the logits; joins the columns
     "recomputation",  # outside of compiled code, which cannot restore context variables
     "shards",  # FSDP gathers the weights for all inner layers
     "replicas",  # DDP
@@ -34,7 +34,7 @@ KINDS = (  # from the innermost layer around a method to the outermost
 RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
 ATTACHMENTS = "attachments"  # attribute that holds a model's Attachments; absent if nothing was ever attached
 LAYERS = "layers_and_hooks"  # attribute that holds a module's Layers; absent if it has none
-Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which calls next(*arguments)
+Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which may call next(*arguments)
 
 
 class Attachment:

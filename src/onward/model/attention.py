@@ -38,7 +38,7 @@ MAX_DENSE = 1 << 21  # largest T * S for which the bias of a packed or window la
 
 class SelfAttentionModule(nn.Module):
     """Self-attention, x (B, T, D) -> (B, T, D): project to queries, keys and values, attend, project back. A subclass
-    may override these steps one by one.
+    may override `project` alone.
 
     `part` is the attention part of the config; `norm` is a function from a width to a new norm, for norms of queries
     and keys.
@@ -189,7 +189,7 @@ def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, drop
 
 
 def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """Compute SDPA with `bias` (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
+    """Compute SDPA with `bias` (B or 1, 1 or H, T, S) added to the scores; None stands for the causal mask.
 
     With a bias, few queries and grouped heads, the G heads of a group are folded into the query length: in bf16 on a
     CPU this is five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.

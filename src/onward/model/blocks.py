@@ -1,4 +1,4 @@
-"""Blocks other than the pre-norm block: how attention and feed-forward are added to the residual stream.
+"""Blocks other than the plain pre-norm block: how attention and feed-forward are added to the residual stream.
 
 Shapes: x (B, T, D) -> (B, T, D).
 """
@@ -41,8 +41,7 @@ class WeightedAddition(ScaledAddition):
 
 
 def addition(stream: float, branch: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function of the residual stream x and the output y of a branch that computes stream * x + branch *
-    y."""
+    """Return the function (x, y) -> stream * x + branch * y of the residual stream x and a branch's output y."""
     if stream != 1.0:
         return WeightedAddition(branch, stream)
     return ScaledAddition(branch) if branch != 1.0 else torch.add

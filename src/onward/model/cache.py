@@ -117,7 +117,7 @@ class KVCache:
             entries = empty_entries(layer.entries, (rows, slots), quantized, device, dtype)
             self.layers.append(LayerCache(entries, layer.window, slots >= most or not entries))
             self.max_slots.append(most)
-        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions with slots
+        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions that have slots
         self.states = row_states(kept, rows, keep, device, dtype)
 
     @property

@@ -22,7 +22,7 @@ from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.no_states import NoStates
 
 Device = torch.device | str | None
-Shapes = dict[str, tuple[int, ...]]  # shapes by name, for each token
+Shapes = dict[str, tuple[int, ...]]  # name -> shape of the entry of one token
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def tried(config: DecoderConfig) -> list[Kept]:
 
 @dataclass(frozen=True, eq=False)
 class CallSlots(SlotIndices):
-    """The slots that one call of the model reads and writes, and the calls in each layer so far."""
+    """The slots that one call of the model reads and writes, and its calls of attention in each layer so far."""
 
     calls: Counter[tuple[LayerCache, str]] = field(default_factory=Counter)  # numbers of calls by layer and name
 
@@ -80,8 +80,7 @@ class CallLayerCache(LayerCache):
 
 
 class CountedCalls(NoStates):
-    """The states of a decoder with parts from outside the package whose layers have none; counts the calls of each
-    layer."""
+    """The NoStates of a decoder with parts from outside the package; counts the calls of each layer."""
 
     def view(self, rows: slice, counts: Tensor | None) -> CountedCalls:
         return self

@@ -1,6 +1,6 @@
 """The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotation and cache.
 
-Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
+Shapes: B rows, T tokens in this call, P width of a layer's `inputs`.
 """
 
 from __future__ import annotations

@@ -165,9 +165,9 @@ def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
-    """Raise a UserError if `positions` are not integers (B, `tokens`), are negative, or are beyond the positions of the
-    model or of its cache, or if one call may not add `tokens` tokens per row to the cache; the values of the positions
-    are checked on a CPU only."""
+    """Raise a UserError if `positions` are not integers (B, `tokens`), are missing though there is a cache, are
+    negative, or are beyond the positions of the model or of its cache, or if one call may not add `tokens` tokens per
+    row to the cache; the values of the positions are checked on a CPU only."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")

@@ -1,8 +1,8 @@
 """A draft head: a small recurrent network that drafts the tokens after the next one from a decoder's hidden state.
 
-The state begins as the decoder's hidden state, and each draft token updates it; the decoder's own head turns it into
-logits. It is a sequential head on one hidden state (Ankner et al. 2024, Hydra; Zhang et al. 2024, recurrent drafting):
-it has no KV cache and needs no prefill.
+The state begins as the decoder's hidden state, and each draft token updates it; the decoder's own head turns the state
+into logits. The draft head is a sequential head on one hidden state (Ankner et al. 2024, Hydra; Zhang et al. 2024,
+recurrent drafting): it has no KV cache and needs no prefill.
 Shapes: N rows, T tokens, D d_model of the decoder, V vocabulary.
 """
 
@@ -38,8 +38,8 @@ class DraftHead(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Decoder) -> None:
-        """Initialize: the head returns about the normalized state, and its norm copies the weight of the decoder's
-        norm, if there is one."""
+        """Initialize the weights so that `forward` returns approximately the normalized state; the head's norm copies
+        the weight of the decoder's norm if the shapes are equal."""
         for layer in self.gate, self.up:
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
         nn.init.normal_(self.mix.weight, std=0.02)

@@ -119,7 +119,7 @@ class ExpertsModule(nn.Module):
         self.part, self.act = part, ACTIVATIONS[part.act]
         d_ff, width = part.width(config), part.d_latent or config.d_model
         self.router = router
-        self.inner = ("gate", "up") if part.gated else ("up",)  # the projections before the activation function
+        self.inner = ("gate", "up") if part.gated else ("up",)  # the projections before `down`
         stacks = dict.fromkeys(self.inner, (d_ff, width)) | {"down": (width, d_ff)}
         for name, shape in stacks.items():
             self.register_parameter(name, nn.Parameter(torch.empty(part.count, *shape)))
@@ -219,8 +219,8 @@ class InputWeightedExpertsModule(ExpertsModule):
 
 
 class LatentExpertsModule(ExpertsModule):
-    """A mixture of experts, x (..., D) -> (..., D), whose experts work on a projection of the tokens (N, L); the router
-    and the shared expert see the tokens themselves."""
+    """A mixture of experts, x (..., D) -> (..., D), whose experts work on a projection (N, d_latent) of the tokens; the
+    router and the shared expert see the tokens themselves."""
 
     def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__(part, config, router)
@@ -254,9 +254,9 @@ Combine = Callable[..., Tensor]
 
 
 def loop(assignments: Tensor, counts: Tensor, inner: Sequence[Stack], down: Stack, combine: Combine) -> Tensor:
-    """Compute the experts' outputs with one matmul per expert and projection. `inner` (the gate and) the up projection,
-    and `down` are pairs of the experts' weights and biases; `combine` computes the input of the down projection from
-    the outputs of `inner`.
+    """Compute the experts' outputs with one matmul per expert and projection. `inner`, (gate, up) or (up,), and `down`
+    are the experts' projections, each a pair of weights and biases; `combine` computes the input of the down projection
+    from the outputs of `inner`.
 
     `assignments` (N K, D) are the tokens' vectors, once for each of their K experts, sorted by expert; `counts` (X,) is
     the number of vectors of each expert. Returns (N K, D).

@@ -58,7 +58,7 @@ def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tens
 
 
 def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
-    """The frequencies of slow pairs divided by the factor, those of fast pairs unchanged, with a ramp between."""
+    """Divide the frequencies of slow pairs by the factor, leave those of fast pairs unchanged, and blend between."""
     pairs = plain.numel()
 
     def pair(rotations: float) -> float:
@@ -74,7 +74,7 @@ def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
 
 
 def llama3(part: Llama3Scaling, plain: Tensor) -> Tensor:
-    """Low frequencies divided by the factor, high ones unchanged, with a blend between."""
+    """Divide low frequencies by the factor, leave high frequencies unchanged, and blend between."""
     rotations = plain * (part.original / (2 * math.pi))  # full rotations over the original context
     share = ((rotations - part.low_frequency) / (part.high_frequency - part.low_frequency)).clamp(0, 1)
     return plain * (share + (1 - share) / part.factor)

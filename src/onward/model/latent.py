@@ -63,7 +63,7 @@ class LatentAttentionModule(nn.Module):
 
     def heads(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
         """Return the outputs (B, T, H, F) of the heads, computed by `absorbed` if it is cheaper or the call is
-        recorded, unless rows use different adapters; otherwise by `expanded`, whose arguments these are."""
+        recorded, unless rows use different adapters; otherwise by `expanded`. The arguments are those of `expanded`."""
         absorbing = is_recorded() or self.absorbing_is_cheaper(q.size(1), context.mask.key_positions.size(1))
         form = self.absorbed if absorbing and not rows_differ(self.kv) else self.expanded
         return form(q, latents, rope_keys, context)

@@ -41,8 +41,8 @@ def outputs_of(layers: Sequence[nn.Module], x: Tensor) -> Sequence[Tensor]:
 
 
 def is_plain(layer: nn.Module) -> TypeGuard[Linear]:
-    """Whether a layer is a Linear, not a subclass, without hooks or replaced methods, so that its weight may be used
-    directly instead of calling it."""
+    """Whether a layer is a Linear, not a subclass, without hooks or a replaced `forward`, so that its weight may be
+    used directly instead of calling it."""
     hooks = layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks
     unchanged = type(layer) is Linear and "forward" not in vars(layer) and not any(hooks)
     return unchanged and not torch_module._has_any_global_hook()

@@ -20,8 +20,8 @@ class LayerNormModule(nn.LayerNorm):
 
 
 class PartialLayerNormModule(LayerNormModule):
-    """LayerNorm without a weight, or with an offset that is added to it: (x - mean) / sqrt(variance + eps) * (weight +
-    offset) + bias, where a missing weight counts as 1 - offset."""
+    """LayerNorm without a weight, or with an offset that is added to the weight: (x - mean) / sqrt(variance + eps) *
+    (weight + offset) + bias, where a missing weight counts as 1 - offset."""
 
     def __init__(self, width: int, eps: float, weight: bool, bias: bool, offset: float = 0.0) -> None:
         super().__init__(width, eps, elementwise_affine=False)

@@ -30,12 +30,12 @@ from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.no_states import NoStates
 from onward.model.states import RowStates, StateIndices, StateLayerCache, StateSlots
 
-VOCABULARY = 64  # token ids of the decoder of a trial
-WEIGHTS = 1 << 22  # approximate number of elements in its layers
-NOISE = 0.05  # standard deviation of noise added to its weights, so that none is 0
+VOCABULARY = 64  # vocabulary size of a trial's decoder
+WEIGHTS = 1 << 22  # approximate number of weights in the layers of a trial's decoder
+NOISE = 0.05  # standard deviation of the noise added to a trial's weights, so that none is 0
 ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens per row, and the number of tokens that can be rolled back
 SEEDS = 8  # number of trials of a decoder whose forward pass reads values of tensors
-FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # kept, and whether the forward pass reads values of tensors
+FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # Kept, and whether values of tensors are read
 TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
 CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts when it was first read
 
@@ -73,8 +73,8 @@ def tried(config: DecoderConfig) -> list[Kept]:
 
 
 def reduced(config: DecoderConfig) -> DecoderConfig:
-    """Return the config of a trial's decoder: a small vocabulary, and only so many layers that they have about WEIGHTS
-    elements, but at least one layer with each of the parts, and all layers if some share keys and values."""
+    """Return the config of a trial's decoder: a small vocabulary, and about WEIGHTS elements in its layers, but at
+    least two layers, one with each part except norms, and all layers if some share keys and values."""
     period = max(len(each(parts)) for parts in (config.attention, config.block, config.mlp, config.position))
     most = max(period, 2, WEIGHTS // (4 * config.d_model**2 + 3 * config.d_model * config.d_ff))
     shared = any(part.shares_kv for part in each(config.attention))
@@ -187,7 +187,7 @@ def trial(config: DecoderConfig, seed: int) -> str:
             plain = model.double().hidden(tokens[0])
         except Exception:  # user code may support only fp32
             plain, tolerance = model.float().hidden(tokens[0]), 1e-3
-        if not plain.isfinite().all():  # noise takes a weight out of its valid range
+        if not plain.isfinite().all():  # noise may take a weight out of its valid range
             for parameter, values in zip(model.parameters(), initial):
                 parameter.copy_(values)
             plain = model.hidden(tokens[0])
@@ -238,8 +238,8 @@ class Trial:
         return bool((a - b).abs().max() <= self.tolerance * a.abs().max())
 
     def cached(self, plain: Tensor) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
-        """Yield pairs of outputs that must be equal, with a cache and without: the prompt in pieces, then token by
-        token; rows of different lengths together; rows that were rolled back, and given to other texts."""
+        """Yield (case, outputs without a cache and with one, which must be equal): a prompt in pieces; other texts of
+        different lengths in the same rows, then token by token; rows that were rolled back."""
         tokens, length = self.tokens, self.tokens.size(1)
         cache = KVCache(self.model.config, ROWS, length, length, keep=KEEP, dtype=plain.dtype)
         pieces = [length // 3, 1, 1, length // 4, length - 2 - length // 3 - length // 4]

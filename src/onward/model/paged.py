@@ -62,7 +62,7 @@ def block_span(positions: int, size: int) -> int:
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
     """The largest number of blocks that a row can use at once. Without a window: all `columns` of the block table; with
-    a window: the blocks that one query attends to plus the blocks of up to `chunk` tokens added by a call."""
+    a window: the blocks that one query attends to plus those of up to `chunk` tokens of a call, at most `columns`."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 

@@ -30,7 +30,7 @@ class SinusoidalPositionModule(nn.Module):
     def __init__(self, width: int, part: Sinusoidal) -> None:
         super().__init__()
         self.width, self.part = width, part
-        self.dim = -1 if part.order == "pairs" else -2  # of sine and cosine in (B, T, D / 2, 2) or (B, T, 2, D / 2)
+        self.dim = -1 if part.order == "pairs" else -2  # axis of sine and cosine in (B, T, D/2, 2) or (B, T, 2, D/2)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         exact = (positions + self.part.offset).to(torch.promote_types(dtype, torch.float32))

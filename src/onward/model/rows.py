@@ -17,7 +17,7 @@ class Row:
     request: Any  # a generation.Request; None in a call of the draft model
     tokens: int  # number of the request's tokens in the call; later columns are padding
     step: int  # number of tokens generated for the request before this call
-    start: int  # position of the first of these tokens in prompt + answer
+    start: int  # position in prompt + answer of the call's first token
 
 
 OPEN: ContextVar[tuple[Any, ...]] = ContextVar("open", default=())  # the traces and edits that this context opened
@@ -25,8 +25,8 @@ ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
 
 
 def labeled(rows: Iterable[Row]) -> AbstractContextManager[None]:
-    """Return a context manager that labels the rows of a model's calls with these requests, so that a trace can return
-    the activations of one request. `rows`, such as a generator, is read only if a trace or an edit is open."""
+    """Return a context manager that labels the rows of a model's calls with their requests, `rows`, so that a trace can
+    return the activations of one request. `rows` is read only if a trace or an edit is open."""
     return labels(tuple(rows)) if OPEN.get() else nullcontext()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 class StateEmbedding(nn.Module):
     """The embedding of a decoder that drafts for another: it joins the embedding of each token with a hidden state of
-    the token before. `embed` is the model's own embedding, and `join` a module that turns vectors of tokens and hidden
+    the token before. `embed` is the embedding of token ids, and `join` a module that turns vectors of tokens and hidden
     states, both (B, T, D), into the inputs (B, T, D) of the first block."""
 
     def __init__(self, embed: nn.Module, join: nn.Module) -> None:
@@ -21,7 +21,7 @@ class StateEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return self.embed.weight  # type: ignore[return-value]  # of an nn.Embedding
+        return self.embed.weight  # type: ignore[return-value]  # a Tensor in nn.Embedding
 
     @torch.no_grad()
     @torch.inference_mode(False)  # so that the memory can be written to in every mode

@@ -1,4 +1,4 @@
-"""The states of recurrent layers in a cache: per row, not per token, in a ring of the last K + 1 of them.
+"""The states of recurrent layers in a cache: per row, not per token, in a ring of the last K + 1 states.
 
 The state after the token at position p is in slot p % (K + 1) of its row, so rolling a row back by up to K positions
 needs no copy of a state. As with keys and values, the model is called with smaller positions.
@@ -26,12 +26,12 @@ from onward.model.no_states import NoStates, Snapshot
 class StateIndices:
     """The slots of the states that one call of the model reads and writes, the same in all layers."""
 
-    rows: Tensor  # (B, 1)
+    rows: Tensor  # (B, 1), indices of the rows
     before: Tensor  # (B, 1), slot of the state before the first token
     fresh: Tensor  # (B,), whether the row begins here, at position 0, with a state of zeros
     after: Tensor  # (B, W), slots of the states after the last W tokens
-    columns: Tensor  # (B, W), the index in this call of each of these tokens; < 0: none, its slot stays as it is
-    counts: Tensor | None  # (B,), tokens of each row of the call, the others are padding; None: all are tokens
+    columns: Tensor  # (B, W), indices of the last W tokens in this call; < 0: no token, and its slot stays as it is
+    counts: Tensor | None  # (B,), number of tokens in each row of the call, without padding; None: no padding
 
     def real(self, tokens: int) -> Tensor | None:
         """Return whether each of the call's `tokens` columns is a token, (B, T); None: all are."""
@@ -46,14 +46,14 @@ class RowStates(NoStates):
 
     layers: Sequence[dict[str, Tensor]] = field()  # required, unlike in NoStates
     held: Tensor  # (rows, K + 1), the last position that the state in each slot includes; < 0: no state
-    counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
+    counts: Tensor | None = None  # (B,), number of tokens per row of the next call, without padding; None: no padding
     own: bool = False  # whether a part is from outside the package: its calls are counted
     call: StateIndices | None = None  # the slots that the current call reads and writes
 
     @staticmethod
     def empty(kept: Sequence[Kept], rows: int, keep: int, device: Device, dtype: torch.dtype | None) -> RowStates:
         """Allocate the states of a cache of `rows` rows, which can be rolled back by `keep` positions; `dtype` is that
-        of states without one of their own."""
+        of states without their own dtype."""
         layers, usual = list[dict[str, Tensor]](), dtype or torch.get_default_dtype()
         for layer in kept:
             layers.append({})
@@ -165,7 +165,7 @@ class StateSlots(CallSlots):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StateLayerCache(LayerCache):
-    """The cache of a layer with states, in a view; `base` is that of its keys and values, often without entries."""
+    """The cache of a layer with states, in a view; `base` caches its keys and values, often none."""
 
     base: LayerCache
     states: dict[str, Tensor]  # states by name, each (rows, K + 1, ...)

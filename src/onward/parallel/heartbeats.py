@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from onward.base.errors import UserError
 from onward.parallel.launch import Launch
 
-PATIENCE = 600.0  # seconds without a heartbeat after which a process counts as lost
+PATIENCE = 600.0  # default number of seconds without a heartbeat after which a process counts as lost
 ENDED = 1 << 40  # added to the heartbeats of a process that has ended
 
 

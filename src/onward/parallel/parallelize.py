@@ -34,7 +34,8 @@ REPLICAS = WeakSet[DistributedDataParallel]()
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """Return torch's DeviceMesh of all processes, with the axes pipeline, replicate, shard and tensor, over which
-    weights are divided: processes of a context axis are shards. The processes must have joined their group."""
+    weights are divided or replicated: processes of a context axis are shards. The processes must have joined their
+    group."""
     axes = {"pipeline": mesh.pipeline, "replicate": mesh.replicate, "shard": mesh.shards, "tensor": mesh.tensor}
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 
@@ -58,9 +59,9 @@ def parallelize(
     Parameters on the meta device get memory, block by block, and undefined values: `fill` is then called with the model
     to set them.
 
-    Parameters become DTensors if shards or a tensor axis divide the model. In "bf16" the matrices of blocks are
-    gathered in bf16, in which autocast computes with them; gradients are summed in the dtype of the weights. Raises a
-    UserError for more stages than blocks, and for a size or a part that the tensor axis cannot divide.
+    Parameters become DTensors if shards or a tensor axis divide the model. In "bf16" the parameters of blocks are
+    gathered in bf16, the dtype in which autocast computes matmuls; gradients are summed in the dtype of the weights.
+    Raises a UserError for more stages than blocks, and for a size or a part that the tensor axis cannot divide.
     """
     mesh.check_decoder(model.config)
     changed: Any = model
@@ -159,8 +160,8 @@ class Inside(nn.Module):
 
 
 def wrapped(module: nn.Module, model: nn.Module, mesh: Mesh, *, uses_all: bool) -> nn.Module:
-    """Return `module`, which computes the loss of a parallelized `model`, wrapped so that the backward pass sums
-    gradients over the processes. `uses_all` says that each forward pass uses all trainable parameters, so that
+    """Return `module`, which computes the loss of a parallelized `model`, wrapped, if processes share gradients, so
+    that the backward pass sums them. `uses_all` says that each forward pass uses all trainable parameters, so that
     DistributedDataParallel need not look for unused ones."""
     if isinstance(model, FSDPModule):
         return Inside(model, module)

@@ -22,8 +22,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup]]:
-    """The divisions of a tensor, in order: (dimension, number of parts, part of this process, group); none for a plain
-    tensor."""
+    """The divisions of a tensor, in order: (dimension, number of parts, index of this process's part, group); none for
+    a plain tensor."""
     if not isinstance(tensor, DTensor):
         return []
     mesh = tensor.device_mesh

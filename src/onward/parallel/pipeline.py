@@ -84,8 +84,8 @@ class Pipeline:
         return self.model.config.tied and self.is_last and parameter is self.model.embed.weight
 
     def hidden(self, _: Any, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
-        """Compute the output of this stage (B, T, D) from the output of the previous stage, in place of
-        `Decoder.hidden`."""
+        """Compute the output of this stage (B, T, D) from that of the previous stage or, in the first stage, from
+        `tokens`; replaces `Decoder.hidden`."""
         compute = self.model.hidden_of_checked
         if self.in_step:
             return compute(tokens, positions, None)
@@ -100,8 +100,9 @@ class Pipeline:
         return output
 
     def logits(self, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Compute the logits (B, T, V) in the last stage and return them in all stages; if the vocabulary is divided,
-        only the columns of this process's part. In other stages, only the shape of `hidden` is used."""
+        """Compute the logits (B, T, V) in the last stage and, outside of `backward`, return them in all stages; if the
+        vocabulary is divided, only the columns of this process's part. In other stages, only the shape of `hidden` is
+        used."""
         if self.in_step:
             return plain(hidden)
         if self.is_last:
@@ -134,7 +135,7 @@ class Pipeline:
 
         `count` divides the losses, `precision` makes the context of a forward pass, and `auxiliary` returns the
         auxiliary loss of the experts of a stage in its last forward pass. Raises a UserError for a loss that reports
-        further sums.
+        more than one sum.
         """
         rows, length = batches[0].tokens.shape
         key = len(batches), rows, length
@@ -233,7 +234,7 @@ class Microbatches(nn.Module):
         self.step: PipelineStep
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor:
-        """Return the hidden states to send or, in the last stage, the part of the mean loss."""
+        """Return the hidden states to send or, in the last stage, the batch's part of the mean loss."""
         pipeline, step, model = self.pipeline, self.step, self.pipeline.model
         batch = step.batches[int(index)]
         torch.manual_seed(batch.seed + pipeline.stage)  # seeds dropout

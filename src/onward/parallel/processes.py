@@ -191,7 +191,7 @@ class Processes(Alone):
         if batches < count * self.mesh.pipeline:
             raise UserError(
                 f"accumulation is {batches}, too few batches for the {self.mesh.pipeline} stages of mesh "
-                f"{str(self.mesh)!r}, which each work on another batch: "
+                f"{str(self.mesh)!r}, each of which works on a different batch: "
                 f"give --accumulation {count * self.mesh.pipeline} or more"
             )
         if self.mesh.pipeline * self.mesh.shards > 1 and batches % count:

@@ -76,7 +76,7 @@ class Rule:
 
 REPLICATED, ONCE, OUT, IN = Rule(), Rule(once=True), Rule(split=0), Rule(split=1, inputs=True)
 STACK_OUT, STACK_IN = Rule(split=1), Rule(split=2, inputs=True)
-KV = "key/value heads"  # divided by rows, or one head for each process if there are fewer than processes
+KV = "key/value heads"  # divided by rows, or one head for each process if there are fewer heads than processes
 
 FEED_FORWARD: dict[str, Any] = {"up": OUT, "gate": OUT, "down": IN, "share": REPLICATED}
 SELF_ATTENTION: dict[str, Any] = {

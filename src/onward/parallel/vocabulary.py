@@ -67,7 +67,7 @@ class Vocabulary:
         model.head.out_features = self.own
 
     def vectors(self, _: Any, tokens: Tensor) -> Tensor:
-        """Return the embeddings (..., D) of token ids (...), summed over the processes, which each look up their own
+        """Return the embeddings (..., D) of token ids (...), summed over the processes, each of which looks up its own
         rows."""
         rows, foreign = self.rows_of(tokens)
         vectors = F.embedding(rows, self.model.embed.weight)

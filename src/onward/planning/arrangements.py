@@ -14,7 +14,7 @@ from onward.planning.flops import part_sizes, training_flops
 from onward.planning.machine import Machine
 from onward.planning.traffic import Collective, collectives
 
-SAFE = 0.9  # share of a device's memory that a training plan may use
+SAFE = 0.9  # share of a device's memory that a plan may use
 
 
 def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (1,)) -> list[Mesh]:

@@ -24,7 +24,7 @@ from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.planning.dry import Shortened
 
-LENGTH, CHUNK = 8, 64  # tokens of the shorter forward pass; with recurrent layers, of a chunk of their recurrence
+LENGTH, CHUNK = 8, 64  # tokens of the shorter forward pass; with recurrent layers, one chunk of their recurrence
 
 
 def of_attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, **__: Any) -> int:
@@ -46,8 +46,8 @@ class CountedFlops:
 
 @lru_cache(maxsize=64)
 def counted(config: DecoderConfig) -> CountedFlops:
-    """Count the operations of a forward pass. Uses fake tensors, without memory or computation, unless the code of its
-    parts reads values of tensors."""
+    """Count the operations of a forward pass. Uses fake tensors, without memory or computation, unless the code of the
+    decoder's parts reads values of tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:

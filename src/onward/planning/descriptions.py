@@ -32,7 +32,7 @@ LABELS = {
 class Fact:
     """One value of a decoder's configuration, such as the number of heads."""
 
-    what: str  # name of the field: d_model, position, position.theta
+    what: str  # name, such as d_model, position, position.theta or biases
     value: int | float | str  # if layers differ, each value and its number of layers, as text
     meaning: str
     silent: bool = False  # whether the fact can be left out of the text
@@ -112,8 +112,8 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Any], silent: bool = False) -> Iterator[Fact]:
-    """Yield the kind of a component and the fields of this kind, given the parts of all layers; in layers of another
-    kind, a field of the same name may have another value. `facts` lists biases."""
+    """Yield the kind of a component and the values of its fields, given the parts of all layers; the values of a field
+    are those of the layers whose part has the field. `facts` lists biases."""
     kinds = [titled(part) if isinstance(part, Part) else part for part in parts]
     yield Fact(what, over_layers(kinds, meaning), SPECIAL.sub("", meaning), silent)
     owned = [

@@ -40,7 +40,7 @@ DEVICES = {
     "rtx4090": Device(24e9, 1008e9, 165e12, 32e9, 12.5e9),
     "rtx3090": Device(24e9, 936e9, 71e12, 32e9, 12.5e9),
 }
-MACHINE = 8  # devices of a machine, which `link` connects
+MACHINE = 8  # number of devices of a machine, which `link` connects
 FLOPS = {name: device.flops for name, device in DEVICES.items()}
 
 

@@ -30,7 +30,7 @@ class Piece:
     trained: bool
     matrix: bool  # whether Muon trains the parameter, if it is in a block
     summed: bool = False  # whether each process of the tensor axis computes a part of the gradient
-    stream: bool = False  # whether it does so if the tensor axis divides the tokens, as for a block's norm
+    stream: bool = False  # the same as `summed`, if the tensor axis divides the tokens, as for a block's norm
 
     @property
     def full_size(self) -> int:
@@ -42,7 +42,7 @@ class Piece:
 
     @property
     def local(self) -> int:
-        """Elements of the first shard, the largest."""
+        """The number of elements in the first shard, the largest."""
         dim = shard_dim(self.shape, self.shards)
         return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
 

@@ -16,7 +16,7 @@ from onward.planning.dry import dry_step
 from onward.planning.memory import GenerationMemory, cache_bytes
 
 LOGIT = (
-    10  # most bytes of a logit: in bf16, with an fp32 copy and a log-probability, or in fp32, with its gathered parts
+    10  # most bytes per logit: in bf16, with an fp32 copy and a log-probability, or in fp32, with its gathered parts
 )
 
 Work = Callable[

@@ -22,8 +22,8 @@ from onward.planning.laws import Frontier, LossLaw
 Array = NDArray[np.float64]
 DELTA = 1e-3  # delta of the Huber loss of log L (arXiv:2203.15556, section 3.3)
 STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.2
-FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, number of the best kept, further steps from these
-LEAST = 4  # runs or budgets that a fit needs
+FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, number of best laws kept, further steps from each
+LEAST = 4  # minimum number of runs or budgets for a fit
 EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # exponents tried for L(C)
 SAME = 0.1  # budgets whose logarithms differ by less are the same
 
@@ -175,9 +175,9 @@ def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> L
     """Fit L(N, D) to runs, by minimizing from each starting point of the grid in Chinchilla's appendix. The sum of the
     Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
-    The intervals come from `resamples` random resamplings of the runs (drawn with `seed`); each fit starts from the
-    best law. Raises a UserError for fewer than four runs, for numbers that are not positive and finite, and if all runs
-    have the same size or number of tokens.
+    The intervals come from `resamples` random resamplings of the runs (drawn with `seed`); each of these fits starts
+    from the best law. Raises a UserError for fewer than four runs, for numbers that are not positive and finite, and if
+    all runs have the same size or number of tokens.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
@@ -219,7 +219,7 @@ def constants(x: Array) -> dict[str, float]:
 
 
 def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """The 2.5th and 97.5th percentiles of each number."""
+    """The 2.5th and 97.5th percentiles of each named value."""
     if not samples:
         return {}
     ends = {name: np.percentile([sample[name] for sample in samples], [2.5, 97.5]) for name in samples[0]}

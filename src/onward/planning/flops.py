@@ -104,9 +104,9 @@ def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) 
 
 
 def layer_flops(config: DecoderConfig, decoding: bool = False) -> list[tuple[Attention, int, int, int]]:
-    """Return for each layer its attention, the operations on its states for one token, those of an indexer for a key,
-    and those for a query and a key. For parts from outside the package, operations on states are included in those of
-    the products with weights, and operations of an indexer in those of pairs."""
+    """Return for each layer its attention part, and its operations on states per token, of an indexer per key, and per
+    pair of a query and a key. For parts from outside the package, operations on states are included in those of the
+    products with weights, and operations of an indexer in those of pairs."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     if own_parts(config):
         return [(part, 0, 0, pair) for part, pair in zip(parts, counted(config).pairs)]

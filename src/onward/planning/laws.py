@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 FITTED = 6e18, 3e21  # FLOPs of the runs of Chinchilla's IsoFLOP profiles; outside, every law is an extrapolation
 MIDDLE = math.sqrt(FITTED[0] * FITTED[1])
-PF_DAY = 8.64e19  # FLOPs of 10 ** 15 a second for a day
+PF_DAY = 8.64e19  # FLOPs in a day at 10 ** 15 per second
 
 
 @dataclass(frozen=True)

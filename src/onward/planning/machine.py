@@ -14,7 +14,7 @@ from onward.kernels.operations import linear
 from onward.planning.memory import DTYPES
 
 READ = 1 << 28  # bytes of an array that is larger than the caches of most processors
-READ_BY_GPU = 1 << 31  # on a GPU: so large that the start of a kernel is negligible
+READ_BY_GPU = 1 << 31  # the same on a GPU: so large that the time to start a kernel is negligible
 SIDES = [1 << i for i in range(8, 14)]  # sizes of the square matrices that are multiplied
 LONG = 0.1  # maximum expected seconds of a product
 ROUNDS, ENOUGH = 8, 0.2  # maximum number of timed calls, and seconds after which no further call begins

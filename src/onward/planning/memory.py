@@ -2,7 +2,7 @@
 
 Weights and caches follow from shapes, activations from a dry run of a step (`dry.py`). On a CPU the allocator of the C
 library leaves holes (unused gaps) between tensors: the peak of a process is larger than the sum of its tensors. `holes`
-is the fraction by which it is larger.
+is the difference, as a fraction of activations, gradients and temporary tensors.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import nn
 from onward.base.errors import UserError
 from onward.base.own import named
 
-PRIMES = 31, 37, 41, 43, 47  # distinct sizes that replace larger sizes
+PRIMES = 31, 37, 41, 43, 47  # sizes of the smaller parameter in `state_of`
 
 
 def library_class(name: str) -> type[torch.optim.Optimizer]:

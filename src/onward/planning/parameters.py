@@ -79,7 +79,7 @@ def owner(path: list[str]) -> str:
 
 
 def kept(config: DecoderConfig) -> list[Kept]:
-    """Return the tensors that each layer caches per token, without the trial of parts from outside the package."""
+    """Return the cache entries and states of each layer, without the trial of parts from outside the package."""
     return known(config) if own_parts(config) else declared(config)
 
 

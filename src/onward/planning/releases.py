@@ -17,8 +17,8 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
-    """Family and configuration of a release, a folder, a GGUF file or a model on the hub. A UserError suggests a
-    release or one of `others`."""
+    """Family and configuration of a release, a folder, a GGUF file or a model on the hub. For an unknown name, raises a
+    UserError that suggests a release or one of `others`."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()

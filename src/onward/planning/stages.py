@@ -14,7 +14,7 @@ def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, stat
     """The memory of a stage's first batch: only the first stage embeds, others receive `states` bytes of hidden states;
     only the last has logits and a loss."""
     (rest, _), embedding, head = modules(part)[-1], outside(part, 0), outside(part, 1)
-    more = embedding * (stage == 0) - (4 * size(rest) - head)  # gradients; the head allocates that of a tied weight
+    more = embedding * (stage == 0) - (4 * size(rest) - head)  # gradients; the head allocates a tied weight's
     dry = replace(dry, end=Segment(dry.end.kept + more, dry.end.peak + more))
     if stage:
         dry = replace(dry, embedding=Segment(dry.embedding.kept - states, dry.embedding.peak - states))

@@ -34,7 +34,7 @@ def read_table(path: Path) -> list[RunPoint]:
     for what, others in (("parameters", ""), ("tokens", "flops"), ("loss", "")):
         if not {what, others} & set(columns):
             raise UserError(
-                f"{path} has no column {what} (it has {', '.join(names) or 'none'}): give the right one this name"
+                f"{path} has no column {what} (it has {', '.join(names) or 'none'}): give the right column this name"
             )
     return [of_row(row, columns, f"{path}, line {rows.line_num}") for row in rows]
 

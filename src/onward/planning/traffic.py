@@ -1,7 +1,7 @@
 """The collectives of a training step on a mesh, with the bytes of each, as `parallel/` issues them.
 
 An all-reduce of x bytes over n devices in a ring sends 2 (n - 1) / n x from each device; a gather or a scatter sends
-half of it.
+half as much.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scat
 class Collective:
     """The communication of one kind and for one purpose in a training step, as seen from one device."""
 
-    axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": those of a pipeline stage
+    axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": the devices of a stage
     kind: str
     purpose: str
     devices: int  # number of devices that take part
@@ -121,7 +121,8 @@ def of_replicas(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Coll
 
 
 def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """`width`: bytes of one element in all tokens of a batch; `again`: forward passes in a step."""
+    """The collectives of a context axis; `width`: bytes of one element in all tokens of a batch, `again`: forward
+    passes in a step."""
     part = narrowed(config, mesh.tensor)
     entries = [math.prod(shape) for layer in kept(part) for shape in layer.entries.values()]
     make, n, total = partial(Collective, "context"), mesh.context, width * sum(entries)
@@ -144,7 +145,7 @@ def of_tensor(
 ) -> Iterator[Collective]:
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
-    divided = divides_tokens(length, n)  # else whole, since padding would change a router's statistics
+    divided = divides_tokens(length, n)  # else each has all tokens: padding would change a router's statistics
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.summed > 1 else 4
     summed = [

@@ -47,14 +47,14 @@ from onward.planning.traffic import Collective, collectives
 from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines, vocabulary_line
 from onward.training.step.loss import CrossEntropy
 
-BATCHES = 1 << 20  # largest batch that the search tries, rows
+BATCHES = 1 << 20  # largest batch size that the search tries, in rows
 ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 
 @dataclass(frozen=True)
 class Proposal:
     """A mesh to choose from, with the training memory of the device that needs the most, and the tokens per second of
-    all."""
+    all devices."""
 
     mesh: Mesh
     memory: TrainingMemory

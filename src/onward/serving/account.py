@@ -12,7 +12,7 @@ from onward.serving.server_options import RequestLimits
 
 
 class Account:
-    """The work of one request: `size` answers, or one piece of other work, for a `client`, an API key or an address.
+    """The work of one request: `size` answers, or one piece of other work, for a `client` (an API key or an address).
     The callbacks `ends` run at the end of the request, to cancel unfinished work."""
 
     def __init__(self, accounts: Accounts, client: str) -> None:
@@ -26,19 +26,19 @@ class Account:
         self.accounts.coming.discard(self)
 
     def grow(self, size: int) -> None:
-        """Count this work as `size` answers. Raises an ApiError with status 429 if too many are pending."""
+        """Count this work as `size` answers. Raises an ApiError with status 429 if too many answers are pending."""
         self.accounts.check(self.client, size - self.size)
         self.accounts.add(self, size - self.size)
 
 
 class Accounts:
     """The accounts of all requests in progress. At most `num_rows()` answers are generated at a time, and
-    `limits.max_queue` wait. A client that has at most the fraction 1 - `limits.share` of this total may exceed the
-    total, up to twice, so that no other client can lock it out."""
+    `limits.max_queue` wait. Above this total, only a client with at most the fraction 1 - `limits.share` of it may add
+    answers, up to twice the total, so that no other client can lock it out."""
 
     def __init__(self, limits: RequestLimits, num_rows: Callable[[], int]) -> None:
         self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
-        self.pending = 0  # answers, or other pieces of work
+        self.pending = 0  # number of pending answers and other pieces of work
         self.of_client = Counter[str]()
         self.coming = set[Account]()  # accounts of requests that were read but have not reached the engines' thread
 
@@ -49,7 +49,7 @@ class Accounts:
     @contextmanager
     def open(self, client: str) -> Iterator[Account]:
         """A context manager: the account of a request until the end of the block. Raises an ApiError with status 429 if
-        too many are pending."""
+        too many answers are pending."""
         account = Account(self, client)
         try:
             with account.ends:

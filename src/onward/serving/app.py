@@ -54,7 +54,7 @@ def make_app(
     observers: Sequence[Observer] = (),
 ) -> FastAPI:
     """The application of a Service. `keys` are accepted API keys (empty: none is needed), `hosts` additional names that
-    a Host header may have, `origins` the web sites whose pages may call it. Each request has a line in the log
+    a Host header may have, `origins` the web sites whose pages may call the server. Each request has a line in the log
     `onward.serving.requests`, with its prompts and answers if `log_prompts`; `observers` are called with the record of
     each request when it has ended. `app.state.keys.replace` changes the keys."""
     # /docs is our own page: FastAPI's loads a script from another host, which the Content-Security-Policy forbids

@@ -114,8 +114,8 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
-    """Start the answer to a conversation, which by default may fill the context; return its job, and the Forms in which
-    it is read. `label` names its path in the view of the engine, `schema` is that of an answer without calls, `ends`
+    """Start the answer to a conversation, which by default may fill the context; return its job, and the Forms that
+    read it. `label` names the endpoint in the view of the engine, `schema` is that of an answer without calls, `ends`
     are arguments of `Chat.encode`."""
     service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
@@ -152,7 +152,7 @@ async def encoded(
     ends: Mapping[str, bool],
     variables: Mapping[str, Any],
 ) -> list[int]:
-    """The token ids of a conversation; errors name its field, `source`."""
+    """The token ids of a conversation; errors name the field of the request, `source`."""
     size = size_of([message.get("content") or "" for message in messages])
     check_size(size, served, source, truncate)
     try:
@@ -179,7 +179,7 @@ def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Form
 
 
 def check_form(form: Mapping[str, Any], body: ChatFields, field: str) -> None:
-    """Raise an ApiError for a constraint that is too long, or a second one."""
+    """Raise an ApiError if the grammar of a constraint is too long, or if the request has another constraint."""
     if other := next((name for name in (*CONSTRAINTS, "structured_outputs") if getattr(body, name)), None):
         raise ApiError(f"Cannot combine {field} and {other}, which both constrain the answer: choose one", param=other)
     if len(form.get("grammar", "")) > FORM_CHARACTERS:
@@ -191,7 +191,8 @@ def check_form(form: Mapping[str, Any], body: ChatFields, field: str) -> None:
 
 
 def of_messages(error: UserError, field: str) -> ApiError:
-    """Turn an error into an ApiError that names a message by its index in `field`, in place of its number."""
+    """Turn an error into an ApiError about `field`; if it names one of `messages` by number, the index replaces the
+    number."""
     found = re.search(r"\bmessage (\d+)\b", str(error)) if field == "messages" else None
     place = f"messages[{int(found[1]) - 1}]" if found else field
     return ApiError(str(error).replace(found[0], place) if found else str(error), param=place)
@@ -229,7 +230,7 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
         for index, part in enumerate(content):
             if not isinstance(part.get("text"), str):
                 place = f"{field}[{number}].content[{index}].text"
-                raise ApiError(f"{place} is missing: give it", param=place)
+                raise ApiError(f"{place} is missing: give a text", param=place)
         result["content"] = "".join(part["text"] for part in content)
     for name in "audio", "function_call":
         if message.get(name):
@@ -304,7 +305,7 @@ class ChatReply(Streamed):
 
     def growth(self, update: Update) -> Iterator[bytes]:
         for choice in self.choices(update):
-            # one by one: many clients read the first choice of an event only
+            # one by one: many clients read only the first choice of an event
             yield self.chunk([choice], self.body.continuous_usage)
 
     def ending(self) -> Iterator[bytes]:

@@ -97,7 +97,7 @@ class CompletionChoice:
         self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt
         self.before = self.tokenizer.decode(prompt) if body.echo else ""  # text that the next piece begins with
         self.prompt_logprobs: list[TokenLogprob | int] = []
-        self.offset = 0  # characters that were sent
+        self.offset = 0  # number of characters that were sent
 
     def piece(self, index: int, update: Update) -> dict[str, Any]:
         """The `index`-th item of `choices`."""

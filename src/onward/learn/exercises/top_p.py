@@ -16,7 +16,7 @@ def top_p(logits: Tensor, p: float) -> Tensor:
     """
     ordered, order = logits.sort(dim=-1, descending=True)
     sums = ordered.softmax(-1).cumsum(-1)
-    before = sums - ordered.softmax(-1)  # of the likelier tokens
+    before = sums - ordered.softmax(-1)  # sum over the likelier tokens
     drop = before >= p
     drop = torch.zeros_like(drop).scatter(-1, order, drop)
     return logits.masked_fill(drop, -torch.inf)
@@ -68,7 +68,7 @@ EXERCISE = Exercise(
             "the sum begins at the least likely tokens: sort with descending=True",
         ),
         Mistake(
-            "ordered.softmax(-1).cumsum(-1)\n    before = sums - ordered.softmax(-1)  # of the likelier tokens",
+            "ordered.softmax(-1).cumsum(-1)\n    before = sums - ordered.softmax(-1)  # sum over the likelier tokens",
             "ordered.cumsum(-1)\n    before = sums - ordered",
             "logits are summed: apply the softmax before the sum",
         ),

@@ -49,7 +49,7 @@ const button = (parent, name, pressed) => {
   parent.append(made)
   return made
 }
-// A row of a table: a name, a bar for `share` over a pale one for `before`, and texts.
+// A row of a table: a name, a bar for `share` over a pale bar for `before`, and texts.
 const barRow = ({ name, share = 0, before = 0, texts, cut = false, less = false }) => {
   const bar = node("i", less ? { class: "less" } : {})
   bar.style.setProperty("--share", share)

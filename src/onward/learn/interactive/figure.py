@@ -33,7 +33,7 @@ class InteractiveFigure:
     """A figure with sliders, whose numbers are `data`. A notebook displays it, and `write` saves it as a page or as
     JSON."""
 
-    kind: str  # for example, samplers is drawn by samplers.js
+    kind: str  # such as samplers, which samplers.js draws
     title: str
     about: str  # how to read or use the figure
     data: Mapping[str, Any]  # JSON

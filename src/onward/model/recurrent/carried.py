@@ -23,13 +23,13 @@ class Carried:
 
     cache: StateLayerCache | None  # None: every row begins in this call
     call: StateIndices | None
-    documents: Tensor | None  # (B, T), index of the packed document of each token; None: one in each row
+    documents: Tensor | None  # (B, T), index of the packed document of each token; None: one document per row
     positions: Tensor  # (B or 1, T)
     suffix: str = ""  # added to state names from the layer's second call on: @1, @2, ...
 
     @staticmethod
     def of(context: AttentionContext) -> Carried:
-        """On a CPU, raises a UserError if a row has branches: a state cannot return to where a branch began."""
+        """Return the Carried of a layer's call. On a CPU without a cache, a row with branches raises a UserError."""
         segments, positions = context.mask.segments, context.mask.query_positions
         if isinstance(context.cache, StateLayerCache) and isinstance(context.indices, StateSlots):
             suffix = context.indices.numbered(context.cache, "")

@@ -63,7 +63,8 @@ class Followed:
         return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
     def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> StoryStep:
-        """`before` and `after` name the input and output activations, `wide` is their shape as text."""
+        """Explain the norm `part`: `before` and `after` name its input and output activations, `wide` is their
+        shape."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())

@@ -47,7 +47,7 @@ class Story:
         articles = []
         for number, step in enumerate(self.steps, 1):
             picture = Picture(step.title, "", step.panels).svg(alone=False) if step.panels else ""
-            picture = re.sub(r'(id="|url\(#)m', rf"\1s{number}m", picture)  # a mask in a hidden step has no effect
+            picture = re.sub(r'(id="|url\(#)m', rf"\1s{number}m", picture)  # unique ids: a hidden mask has no effect
             formula = f'<p class="formula"><code>{visible(step.formula)}</code></p>' * bool(step.formula)
             articles.append(
                 f"<article><h2>{number}. {visible(step.title)} <small>{visible(step.shape)}</small></h2>{formula}"

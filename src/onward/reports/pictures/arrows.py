@@ -28,7 +28,7 @@ def arrows(title: str, pieces: Sequence[str], weights: ArrayLike) -> Panel:
 
     An arrow goes from the token of the query to the token of the key; the larger the weight, the stronger the arrow.
     A token is shaded by its weight on itself. Weights below 0.05 have no arrow. In a terminal, each token is followed
-    by the tokens to which it attends most. Raises a UserError for more than 64 tokens.
+    by the tokens to which it attends most. Raises a UserError for more than 64 tokens, or for weights of another shape.
     """
     values = np.asarray(weights, float)
     if len(pieces) > MOST:
@@ -68,7 +68,7 @@ def rise(distance: float) -> float:
 
 
 def arrow(start: float, end: float, bottom: float, weight: float, tip: str) -> str:
-    """An arc from x = `start` to the head at x = `end`, above y = `bottom`."""
+    """An arc from x = `start` to the arrowhead at x = `end`, above y = `bottom`."""
     strength = f'opacity="{float(WEIGHT.strength(np.array(weight))) / WEIGHT.full:.2f}"'
     arc = f"A{abs(end - start) / 2:.1f} {rise(end - start):.1f} 0 0 {int(end > start)} {end:.1f} {bottom - 5:g}"
     return (

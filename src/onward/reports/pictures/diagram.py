@@ -197,7 +197,7 @@ def weights(module: object) -> str:
 
 
 def box_width(name: str, detail: str) -> float:
-    """Pixels of a box, enough in any of the usual fonts."""
+    """Width of a box in pixels, enough for any of the usual fonts."""
     return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
 
 

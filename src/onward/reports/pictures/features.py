@@ -22,7 +22,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.tracing.trace import trace
 
 SHOWN, TEXTS = 10, 3  # number of features, and of texts for each
-BEFORE, AFTER = 12, 4  # tokens of a text before the one at which the feature is strongest, and from this one on
+BEFORE, AFTER = 12, 4  # tokens shown before the token where the feature is strongest, and from this token on
 BETWEEN = " ¦ "  # separates texts
 
 

@@ -33,7 +33,7 @@ IN_SLOT = ColorScale(
 )
 NEXT = {"mat": 0.35, "floor": 0.25, "bed": 0.15, "roof": 0.10, "chair": 0.05, "table": 0.04, "ground": 0.03}
 NEXT["other"] = 0.03
-DIAL = 132.0  # pixels of a dial
+DIAL = 132.0  # width of a dial in pixels
 
 
 def mask() -> Picture:

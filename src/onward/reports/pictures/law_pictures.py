@@ -52,7 +52,7 @@ def profiles(law: LossLaw, flops: float) -> Panel:
 
 
 def isoflops(law: LossLaw, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola]) -> Panel:
-    """Loss by model size for each budget of several sizes: the curve of `law`, and the runs as points."""
+    """Loss by model size for each budget with runs of several sizes: the curve of `law`, and the runs as points."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
     budgets = [parabola.flops for parabola in profiles_of_runs]

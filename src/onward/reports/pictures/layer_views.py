@@ -171,7 +171,7 @@ def experts(reading: Reading) -> Picture:
 
 
 def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """`shares` (X, T) are the routing weights of the experts at each token."""
+    """A panel of the routing weights `shares` (X, T) of the experts at each token."""
     return cells(
         f"layer {layer}",
         shares,

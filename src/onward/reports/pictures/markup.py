@@ -32,7 +32,7 @@ def embedded(value: Any) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """An HTML table of at most ROWS rows; the first cell of each is its heading."""
+    """An HTML table of at most ROWS rows; the first cell of each row is its heading."""
     head = "".join(f"<th>{visible(cell)}</th>" for cell in header)
     body = "".join(
         f"<tr><th>{visible(name)}</th>{''.join(f'<td>{visible(cell)}</td>' for cell in cells)}</tr>"

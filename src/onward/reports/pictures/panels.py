@@ -17,13 +17,13 @@ from onward.reports.pictures.picture import LINE_MARKS, Panel, fitted, gray_png,
 from onward.reports.pictures.plot import Frame, Heights, Series, plot, rounded, short
 from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 
-LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
+LABEL, DEEP = 6.7, 12  # width of a character of a label in pixels, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
-ROW = 17  # pixels of a row of the legend of curves
+ROW = 17  # height of a row of the legend of curves in pixels
 STYLES = "smooth", "validation", "other", "fourth", "fifth", "sixth"  # CSS classes of curves
 COLUMNS = 56  # width of a curve in a terminal
-WIDEST, FOLDED = 64, 92  # in a terminal: most rows or columns of cells without texts, largest width of cells with texts
-BAR = 190.0  # pixels of the longest bar
+WIDEST, FOLDED = 64, 92  # in a terminal: largest number of rows or columns without texts, largest width with texts
+BAR = 190.0  # width of the longest bar in pixels
 
 
 def cells(
@@ -112,7 +112,7 @@ def floor(values: np.ndarray) -> str:
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
     """Cells in the color of the class `style`, with opacities (R, C) from 0 to 255. They are an image that masks a
-    colored area: the color can follow the theme, and 256 x 256 cells stay small."""
+    colored area: the color can follow the theme, and an SVG of 256 x 256 cells stays small."""
     rows, columns = strength.shape
     image = gray_png(strength)
     name = f"m{zlib.crc32(image + repr((style, across, down)).encode()):08x}"

@@ -43,9 +43,9 @@ PANEL_STYLE = """
 WIDEST, NARROWEST = 1000.0, 560.0  # pixels: width in which panels share a row, smallest width of a picture
 MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels: around panels, between them, above them, per text line
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
-POINTED = 'class="hit"', "<title>"  # marks of elements whose text is shown under the pointer
+POINTED = 'class="hit"', "<title>"  # markup of elements with a value or text for the pointer
 LETTER = '<text y="15">x</text>'
-MOST_VALUES = 4096  # values of a panel; see `pointed` for larger panels
+MOST_VALUES = 4096  # largest number of values of a panel on a page; see `pointed` for larger panels
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from onward.reports.pictures.markup import visible
 SHADES, NEGATIVE = "·░▒▓█", "·−=≡≣"  # shading characters in a terminal, from 0 up
 FAINT = 0.6  # largest strength of the color of a `faint` scale
 STEPS, STEP, BAR = 17, 12, 11  # color bar of a legend: number of cells, width and height of a cell in pixels
-LINE = 17  # pixels of a line of a legend
-CHARACTER = 6.9  # pixels of a character of a legend, at most
+LINE = 17  # height of a line of a legend in pixels
+CHARACTER = 6.9  # largest width of a character of a legend in pixels
 
 
 class Legend(NamedTuple):

@@ -19,7 +19,7 @@ from onward.reports.pictures.scale import ColorScale
 CHANCE = ColorScale(1, unit="probability")
 LENS_TEXT, LENS_WIDTH = 8, 800.0  # in the lens: characters of a token, pixels of a row
 USUAL, UNCHANGED = Sampling(), Sampling(temperature=1.0)
-ENDING = 5  # tokens of a text that a title quotes
+ENDING = 5  # number of last tokens of a text that a title quotes
 
 
 def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:

@@ -103,7 +103,7 @@ def figure(
 
 
 def totals(lines: Lines) -> list[list[tuple[float, float]]]:
-    """The total, which is under "", or without one all lines."""
+    """The total, which is under "", or all lines if there is no total."""
     return [lines[""]] if "" in lines else [*lines.values()]
 
 

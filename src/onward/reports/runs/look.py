@@ -57,7 +57,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
     if len(shown) < 2:
         return nothing, []
     tokens = tokens[: most + 1]
-    probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given earlier ones
+    probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given the earlier tokens
     pieces, maps = [tokenizer.piece(token) for token in tokens], pad_sequence(attention_maps(model, shown), True)
     scores = head_scores([*maps]).cpu()
     layer, head = divmod(int(scores.mean(-1).argmax()), n_heads)

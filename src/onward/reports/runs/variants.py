@@ -39,7 +39,7 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """Infinite if a run diverged."""
+        """The mean of the measure; infinite if a run diverged."""
         return fmean(self.values) if self.values else math.inf
 
     @property
@@ -127,7 +127,7 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
 
 
 def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates on `axis`, and values of a figure, of the validations."""
+    """The coordinates on `axis` and the values of the figure `name` at the validations."""
     coordinates = metrics.coordinates([row["step"] for row in metrics.validations])[AXES.index(axis)]
     return coordinates, np.array([row.get(name, np.nan) for row in metrics.validations])
 
@@ -141,7 +141,7 @@ class Valley:
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:
-        """`grid` has the field values of each result."""
+        """`grid` has the field values of each of the results `points`."""
         first, *second = grid[0]
         lines: dict[str, dict[str, Result]] = {}
         for point, result in zip(grid, points):
@@ -164,7 +164,7 @@ class Valley:
         )
 
     def edge(self) -> str:
-        """Warn if the best value of the first field is the least or the greatest number tried."""
+        """A warning if the best value of the first field is the least or the greatest number tried, else ""."""
         _, value, result = self.best()
         if self.numbers is None or not result.values:
             return ""

@@ -95,9 +95,9 @@ class Forms:
         return self.block.read(source, self.markers, self.opened, rest) if self.block else rest
 
     def constrained(self, required: bool, schema: Prepared | None = None) -> tuple[Forms, dict[str, Any]]:
-        """How a constrained answer is read, and the constraint as fields of GenerationOptions: calls if they are
-        `required`, else calls or JSON of the schema. A model that reasons may do so first, as it was trained to; the
-        constraint applies to the rest."""
+        """Return the Forms that read a constrained answer, and the constraint as fields of GenerationOptions: calls if
+        they are `required`, else calls or JSON of the schema. A model that reasons may do so first, as it was trained
+        to; the constraint applies to the rest."""
         if not required and schema is None:
             return self, {}
         form = FORMS[self.calls]

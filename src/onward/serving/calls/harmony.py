@@ -15,8 +15,8 @@ PREFIX = "functions."  # prefix of a recipient that is a function
 
 def read_harmony(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
     """Read messages `<|channel|>CHANNEL<|message|>text<|end|><|start|>assistant...`: the channel analysis is reasoning;
-    a message to a function, as in `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`,
-    is a call; all others are content."""
+    a message to one of `functions`, as in `<|channel|>commentary to=functions.NAME
+    <|constrain|>json<|message|>{...}<|call|>`, is a call; all others are content."""
     start, channel, body = (markers.text(one) for one in ("<|start|>", "<|channel|>", "<|message|>"))
     ends = [markers.text(one) for one in ("<|end|>", "<|call|>", "<|return|>")]
     constrain, names = markers.text("<|constrain|>"), [function.name for function in functions]

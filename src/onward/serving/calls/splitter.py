@@ -70,7 +70,7 @@ class AnswerSplitter:
 
     def __init__(self, forms: Forms, prompt: Sequence[int]) -> None:
         self.splitter, self.stream = Splitter(forms), MarkedStream(forms.markers, prompt)
-        self.pending = deque[str]()  # marked text of tokens that is not read yet
+        self.pending = deque[str]()  # marked text that is not read yet
         self.room = 0  # number of characters that may be read
         self.num_reasoning = 0
 
