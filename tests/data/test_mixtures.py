@@ -88,7 +88,7 @@ def test_each_source_has_had_its_changing_share_up_to_every_window(
     sources, ranks = mixture.locate(np.arange(2 * total))
     fine = (np.arange(10_000) + 0.5) / 10_000
     values = np.array([np.interp(fine, *np.array(points_of(weight)).T) for weight in weights])
-    # expected windows of each source up to each point of the run
+    # expected number of windows of each source up to each point of the run
     due = np.cumsum(values / values.sum(0), 1) * total / len(fine)
     for source in range(len(weights)):
         own = sources == source

@@ -52,7 +52,7 @@ def load(files: PrefixFiles, manager: CacheManager, row: int, tokens: list[int],
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., PrefixFiles]:
-    """Returns a function that prefills TEXT up to a length into a new cache and stores the prefix in the folder."""
+    """Return a function that prefills TEXT up to a length into a new cache and stores the prefix in the folder."""
 
     @torch.inference_mode()
     def made(model: Decoder, kind: str = "contiguous", length: int = 9) -> PrefixFiles:

@@ -115,7 +115,7 @@ class Script:
                 if waiting:
                     self.scheduler.add(waiting.pop(0))
             self.step()
-        assert not [*waiting, *self.scheduler.waiting, *self.scheduler.active], "somebody waits for ever"
+        assert not [*waiting, *self.scheduler.waiting, *self.scheduler.active], "a request waits forever"
 
 
 def request_of(prompt: list[int], new: int) -> Request:

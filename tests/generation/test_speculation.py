@@ -106,7 +106,7 @@ def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> 
 
 right = shaped_sampler.verified
 MUTANTS: dict[str, Callable[..., list[list[int]]]] = {
-    "every guess is accepted": lambda drawn, proposals: [
+    "every draft token is accepted": lambda drawn, proposals: [
         [*p.tokens, *new[len(p.tokens) :], 0] for new, p in zip(right(drawn, proposals), proposals)
     ],
     "a token is drawn twice": lambda drawn, proposals: [[*new[:1], *new] for new in right(drawn, proposals)],

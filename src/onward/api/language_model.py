@@ -313,9 +313,9 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine, made by `engine_for`. If nothing but quantization is attached to the model, the engine gets the
-    model state of the last call's engine. Without options, the last call's engine itself is lent, with its cache, if it
-    is idle and was made for the same model, tokenizer and number of answers."""
+    """Lend an engine, made by `engine_for`, with the model state of the last call's engine if that call kept it.
+    Without options, and if nothing but quantization is attached to the model, the last call's engine itself is lent,
+    with its cache, if it is idle and was made for the same model, tokenizer and number of answers."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
     is_kept = attached is None or attached.by_kind.keys() <= {"quantization"}

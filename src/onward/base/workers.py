@@ -111,6 +111,6 @@ def available_cores() -> int:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment variables of a worker process: the import path of this process, and one core for
+    """Return the environment variables of a worker process: those of this process, its import path, and one core for
     `tokenizers`."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}

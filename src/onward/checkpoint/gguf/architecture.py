@@ -77,7 +77,7 @@ class Architecture:
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
     differences: tuple[
         str, ...
-    ] = ()  # parts that llama.cpp computes differently; files are read as the published model
+    ] = ()  # parts that llama.cpp computes differently; Onward computes them as the published model does
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 

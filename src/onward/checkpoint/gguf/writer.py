@@ -118,7 +118,8 @@ def typed(value: Any) -> bytes:
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
-    """The type that llama.cpp gives a tensor in a file of type `wanted`: F32 for vectors and some small matrices."""
+    """The type that llama.cpp gives a tensor in a file of type `wanted`: F32 for vectors and some small matrices, a
+    finer type if blocks do not divide the rows."""
     small = (
         "ffn_gate_inp.",
         "ffn_gate_inp_shexp.",
