@@ -61,7 +61,7 @@ def test_refused_proposals_cost_a_small_share(rows: int) -> None:
     worst = COST * LENGTHS[0] * rows  # cost of the last proposal
     assert sum(COST * n for n in lengths) <= BEGIN + SHARE * tokens + worst
     assert 0 < sum(map(bool, lengths[:20])) <= 4
-    assert any(lengths[500:]), "it is tried again"
+    assert any(lengths[500:]), "drafting is tried again"
 
 
 def test_accepted_proposals_become_longer() -> None:

@@ -164,4 +164,4 @@ def test_files_are_bounded_and_private_and_pipes_are_not_opened(read: Callable[.
     prompts.make_room(prompts.size)
     assert [*prompts.folder.iterdir()] == []
     os.mkfifo(path)
-    assert load(prompts, CACHES["contiguous"](model), 0, TEXT, LENGTH) == 0, "and does not wait for a writer"
+    assert load(prompts, CACHES["contiguous"](model), 0, TEXT, LENGTH) == 0, "loading does not wait for a writer"

@@ -113,8 +113,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make a dataclass from plain values, by field, such as from JSON or a command line. `where` precedes the field's
-    name in error messages."""
+    """Make a dataclass from plain values by field, such as those of a JSON file or a command line. `where` precedes the
+    field's name in error messages."""
     known, prefix = field_types(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:

@@ -99,7 +99,7 @@ def serve() -> None:
 
 def exit_with_parent(parent: int) -> None:
     """Wait in this process until the process `parent` (a PID) has exited, then exit at once, even in the middle of a
-    task: a surviving worker would repeat work of the next run."""
+    task, which the next run repeats."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)

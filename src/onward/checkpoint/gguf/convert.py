@@ -1,5 +1,5 @@
-"""Converts a model to a GGUF file: finds the architecture of llama.cpp that computes the same, and its keys and
-tensors."""
+"""Converts a model to a GGUF file: finds the architecture of llama.cpp that computes the same function, and its keys
+and tensors."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def plan(
 
     def kind_of(name: str) -> str:
         if dtype == "Q4_0":
-            return "Q8_0" if name == head else dtype  # a finer head halves the divergence
+            return "Q8_0" if name == head else dtype  # an 8-bit head halves the divergence from the original model
         layer = LAYER.match(name)
         return mixed(name, dtype, int(layer[1]) if layer else 0, model.config.n_layers, name == head)
 
