@@ -189,7 +189,7 @@ def test_validation_predicts_every_token_but_the_first_once(size: tuple[int, int
     assert sorted(targets[known]) == list(range(1, count))
     assert known.any(1).all(), "each window has a target"
     assert (tokens[known] == targets[known] - 1).all()
-    assert (tokens >= 0).all(), "also where the text has ended"
+    assert (tokens >= 0).all(), "token ids are valid also where the text has ended"
 
 
 def test_no_memory_grows_with_the_text() -> None:

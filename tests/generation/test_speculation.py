@@ -31,7 +31,7 @@ SAMPLINGS = {
     "top-k and penalties": Sampling(temperature=1.3, top_k=3, frequency_penalty=0.7, repetition_penalty=1.2),
     "nucleus": Sampling(temperature=0.9, top_p=0.85, logit_bias={1: 0.5}),
 }
-CRITICAL = 103.4  # chi-square with 63 degrees of freedom exceeds it with probability 0.001
+CRITICAL = 103.4  # chi-square with 63 degrees of freedom exceeds this value with probability 0.001
 
 
 def after(table: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
