@@ -38,7 +38,7 @@ model = onward.Decoder(
 
 
 def batch_of(sums: list[tuple[int, int]], seed: int) -> Batch:
-    """Sums of two digits, such as 07+35=042; the targets are the digits of the result."""
+    """Sums of two-digit numbers, such as 07+35=042; the targets are the digits of the result."""
     rows = torch.tensor([tokenizer.encode(f"{a:02}+{b:02}={a + b:03}") for a, b in sums])
     targets = rows[:, 1:].clone()
     targets[:, :5] = IGNORE_INDEX

@@ -1,11 +1,11 @@
 """Compares rotary positions, ALiBi and other position encodings beyond the trained length.
 
 Decoders that differ only in their positions are trained on windows of 32 characters and evaluated on windows four times
-as long. Up to the trained length, rotary positions are at least as good. Beyond it, distances and angles occur that no
-training window had, and the perplexity rises. ALiBi reduces the attention to distant tokens, and the perplexity does
-not rise. With sinusoidal positions, the perplexity also rises, and a table of learned positions has no rows beyond the
-trained length. The rotary decoder is evaluated again with its frequencies scaled by YaRN and the same weights. --out
-writes the curves as a picture (.svg, .png, .html).
+as long. Up to the trained length, rotary positions are at least as good as ALiBi. Beyond it, distances and angles occur
+that no training window had, and the perplexity rises. ALiBi reduces the attention to distant tokens, and the perplexity
+does not rise. With sinusoidal positions, the perplexity also rises, and a table of learned positions has no rows beyond
+the trained length. The rotary decoder is evaluated again with its frequencies scaled by YaRN and the same weights.
+--out writes the curves as a picture (.svg, .png, .html).
 """
 
 import argparse
@@ -29,7 +29,7 @@ parser.add_argument("--seed", type=int, default=0, help="seed of weights and win
 parser.add_argument("--out", default="", help="file of the picture (default: the terminal)")
 options = parser.parse_args()
 
-T, LONGER, BATCH, AVERAGED = 32, 4, 32, 8  # trained length, factor of the longer windows, windows per step, positions
+T, LONGER, BATCH, AVERAGED = 32, 4, 32, 8  # trained length, length ratio, windows per step, positions per point
 tokenizer = train_tokenizer("char", texts := list(documents(["embedded"])))
 tokens, _ = encode(tokenizer, texts)
 split = int(0.9 * len(tokens))

@@ -35,7 +35,7 @@ config = onward.DecoderConfig(
     block=onward.PostNorm(),
     final_norm=onward.NoNorm(),  # a post-norm block already ends with a norm
 )
-model = onward.Decoder(config)  # its embedding is not used
+model = onward.Decoder(config)
 
 # Initial weights have a standard deviation of 0.02, which suits widths of hundreds. At width 4 all scores would be near
 # 0 and attention uniform; with D ** -0.5, sums over D products have a standard deviation near 1.

@@ -61,7 +61,7 @@ def wrong_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def train(model: onward.Decoder, loss: Callable[[Tensor, Tensor], Tensor] = right_loss) -> float:
-    """Train on both sentences in one batch, EPOCHS times; returns the last loss."""
+    """Train on both sentences in one batch, EPOCHS times; return the last loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
     for _ in range(EPOCHS):
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Where the time of a prompt goes: the parts of the model and of the engine, each without the time of parts inside."""
+"""Where the time of a prompt goes: the parts of the model and of the engine, each without the parts that it calls."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -86,7 +86,7 @@ class Onward(Peer):
 
 
 class Clock:
-    """A streamer of transformers that notes the time of each step."""
+    """A streamer of transformers that records the time of each step."""
 
     def __init__(self) -> None:
         self.start, self.seconds = perf_counter(), list[float]()

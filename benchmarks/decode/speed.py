@@ -37,7 +37,7 @@ def agreement(bench: Bench) -> Table:
 
 
 def decode(bench: Bench) -> Table:
-    """Tokens per second after the first one, batch 1."""
+    """Tokens per second after the first token, batch 1."""
     sizes, rate = bench.sizes, read_bandwidth(size=bench.sizes.read)
     speed = ["tokens/s", "best", "onward / peer"]
     table = Table(
@@ -86,7 +86,7 @@ def prefill(bench: Bench) -> Table:
 
 
 def batch(bench: Bench) -> Table:
-    """Tokens per second of many rows, compared with one."""
+    """Tokens per second of many rows, compared with one row."""
     sizes, many = bench.sizes, bench.sizes.batch
     table = Table(
         f"Batch {many} in bf16: tokens/s of all rows while all decode",

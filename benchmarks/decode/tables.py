@@ -13,8 +13,8 @@ Cell = str | int | float | None
 
 
 def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
-    """The results of `rounds` calls of each case, after one to warm up. The cases take turns, so that other work on the
-    machine slows all of them about equally."""
+    """The results of `rounds` calls of each case, after one call to warm up. The cases take turns, so that other work
+    on the machine slows all of them about equally."""
     results: dict[K, list[T]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         for name, run in cases.items():
@@ -25,7 +25,7 @@ def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]
 
 
 def summary(speeds: Mapping[str, Sequence[float]], name: str) -> list[Cell]:
-    """Three cells: the median speed, the best, and the ratio of Onward's median to this one."""
+    """Three cells: the median speed, the best, and the ratio of Onward's median to this median (None for Onward)."""
     ours = median(speeds["onward"]) / median(speeds[name]) if name != "onward" else None
     return [median(speeds[name]), max(speeds[name]), ours]
 

@@ -1,4 +1,4 @@
-"""The time that the cache saves: generation with and without it, by length."""
+"""The time that the cache saves: generation with and without a cache, by the number of tokens."""
 
 from collections.abc import Sequence
 from time import perf_counter

@@ -33,7 +33,7 @@ OUTSIDE = {  # pages of files outside docs/
 }
 PUBLISHED = (".md", ".svg", ".png")  # the kinds of files that are copied from docs/
 WORDS_A_MINUTE = 200
-SECONDS = (7, 3, 5, 4, 16, 33, 17, 13, 23, 2, 4, 11, 8, 4, 12, 25, 33)  # of `onward learn N --run`, on two cores
+SECONDS = (7, 3, 5, 4, 16, 33, 17, 13, 23, 2, 4, 11, 8, 4, 12, 25, 33)  # to run each chapter, on two cores
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
@@ -101,8 +101,8 @@ def build(folder: Path) -> Path:
 
 def searched(index: str) -> str:
     """Return the search index with one item for each name of a glossary term, such as RoPE, and only one item for a
-    method that several classes inherit. The name is also in the path of an item, so that the term is one of the first
-    results."""
+    method that several classes inherit. The path of such an item also contains the name, so that the term is one of the
+    first results."""
     start = index.index("{")
     found, end = json.JSONDecoder().raw_decode(index, start)
     names = {entry.name: entry.names for entry in glossary()}
@@ -122,7 +122,7 @@ def zensical() -> str | None:
 
 
 def stage(pages: Path) -> list[dict[str, object]]:
-    """Write all pages in Markdown; return the navigation."""
+    """Write the sources of the site; return its navigation."""
     shutil.copytree(ROOT / "docs", pages, ignore=unpublished)
     for page, file in OUTSIDE.items():
         shutil.copy(ROOT / file, pages / page)
@@ -183,7 +183,7 @@ def learn_page() -> str:
 
 
 def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
-    """Return a page whose links work in the site, and pages with the text of the files that it links to. `source` is
+    """Return a page whose links work in the site, and pages with the text of linked files outside docs/. `source` is
     the page's file in the repository."""
     found: dict[str, str] = {}
     staged_outside = {file: page for page, file in OUTSIDE.items()} | {"README.md": "index.md"}

@@ -38,7 +38,7 @@ def option_pages() -> dict[str, str]:
 
 
 def option_page(title: str) -> str:
-    """Return the page of a shared group of options."""
+    """Return the path of the page of a shared group of options."""
     return f"options/{slug(heading(title)[0])}.md"
 
 
@@ -74,7 +74,7 @@ def command_page(name: str) -> str:
 
 def methods() -> str:
     """Return the section on the methods of fine-tuning: the description, the formula of the loss, and the options of
-    each."""
+    each method."""
     lines = ["## Methods\n", "Each `--method` has options of its own.\n"]
     for kind, method in Method.choices().items():
         own = type("Options", (module_of("finetune").Options,), {"part": method})

@@ -50,7 +50,7 @@ def examples(rows: list[tuple[str, ...]]) -> str:
 
 
 def wrapped(command: str) -> str:
-    """Return a command with a line break before each option that does not fit on the line."""
+    """Return a command with a line break before each option or pipe that does not fit on the line."""
     lines = [""]
     for part in re.split(r" (?=--[a-z]|\| )", command):
         if lines[-1] and len(lines[-1]) + len(part) > WIDTH:

@@ -24,7 +24,7 @@ ELSEWHERE = ("index", "public")
 
 def navigation(names: Mapping[str, Iterable[str]], pages: Iterable[str]) -> list[dict[str, object]]:
     """Return the navigation. `names` maps each module to the pages of its public names. `pages` are the names of all
-    guides; a guide that is in none of the lists above is added to the tab for using Onward."""
+    guides; a guide that is in none of the lists above is added to the tab Use."""
     placed = {*LEARN, *ELSEWHERE, *(page for part in (USE, BUILD) for group in part.values() for page in group)}
     others = [f"{page}.md" for page in sorted({*pages} - placed)]
     grouped = lambda part: [{title: [f"{page}.md" for page in group]} for title, group in part.items()]

@@ -33,7 +33,7 @@ regenerate this page: `python -m docs.site.transformers_models docs/models-of-tr
 
 def text_type(model_type: str) -> str:
     """The model_type of a model's text decoder according to transformers' defaults; the model's own model_type if it
-    has no separate text decoder."""
+    has no separate text decoder or no default config."""
     try:
         config = CONFIG_MAPPING[model_type]()
         return str(config.get_text_config(decoder=True).model_type)

@@ -43,7 +43,7 @@ def test_prepare_prints_a_report_and_the_next_command(
     ):
         assert part in printed.out + printed.err, printed.out
     assert "onward train prepared/mine" in printed.err
-    assert main([*words.split(), "--json"]) == 0, "a complete preparation is not repeated"
+    assert main([*words.split(), "--json"]) == 0, "the command accepts a complete preparation"
     found = json.loads(capsys.readouterr().out)
     assert found["tokens"] == sum(map(len, load_tokens(place / "prepared/mine").sources))
     assert [source["documents"] for source in found["sources"]] == [1, 1]

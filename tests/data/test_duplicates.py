@@ -18,7 +18,7 @@ from onward.data.duplicates import (
     signature,
 )
 
-WORDS = 400  # of a text
+WORDS = 400  # number of words in a text
 ABOVE = -0.1, -0.05, 0.0, 0.02, 0.05  # similarities of pairs, relative to the threshold `near`
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 

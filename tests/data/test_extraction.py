@@ -160,7 +160,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a damaged .pdf": ("a.pdf", b"%PDF-1.4 no", "is damaged or not a .pdf file"),
     "a damaged .docx": ("a.docx", b"PK no", "is damaged or not a .docx file"),
     "broken XML": ("a.xml", b"<a><b></a>", r"is not well-formed XML \(mismatched tag: line 1, column 8\)"),
-    "a notebook that is none": ("a.ipynb", b"{}", "is not a notebook"),
+    "a file that is not a notebook": ("a.ipynb", b"{}", "is not a notebook"),
     "an older format": ("a.doc", b"\xd0\xcf", "is a .doc document, which Onward cannot read: convert it"),
 }
 

@@ -88,7 +88,7 @@ def test_each_source_has_had_its_changing_share_up_to_every_window(
     sources, ranks = mixture.locate(np.arange(2 * total))
     fine = (np.arange(10_000) + 0.5) / 10_000
     values = np.array([np.interp(fine, *np.array(points_of(weight)).T) for weight in weights])
-    # expected windows of each source up to each point of the run
+    # expected number of windows of each source up to each point of the run
     due = np.cumsum(values / values.sum(0), 1) * total / len(fine)
     for source in range(len(weights)):
         own = sources == source
@@ -98,7 +98,7 @@ def test_each_source_has_had_its_changing_share_up_to_every_window(
         wanted = np.interp(np.arange(1, total + 1) / total, np.arange(1, len(fine) + 1) / len(fine), due[source])
         assert np.abs(np.cumsum(own[:total]) - wanted).max() <= 1 + len(weights) / 2
     backwards = mixture.locate(np.arange(total)[::-1])[0][::-1]
-    assert np.array_equal(backwards, sources[:total]), "a pure function of the number"
+    assert np.array_equal(backwards, sources[:total]), "a pure function of the window's number"
 
 
 def test_a_ramp_that_stays_level_has_the_shares_of_a_constant_weight() -> None:

@@ -75,13 +75,13 @@ def test_each_epoch_has_every_window_of_all_sources_once(
     sample = windows.read(range(epoch * len(windows), (epoch + 1) * len(windows)))
     assert sample.positions is None
     assert bool((sample.targets == sample.tokens + 1).all()), "the target is the next token"
-    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a passage of the text"
-    assert (np.diff(np.sort(starts(sample))) == length).all(), "they follow one another without overlap"
+    assert (arrays(sample)[0] == starts(sample)[:, None] + np.arange(length)).all(), "each is a part of the text"
+    assert (np.diff(np.sort(starts(sample))) == length).all(), "windows follow one another without overlap"
     targets, fitting = count - 1, (count - 1) // length
     if fitting < SHIFTING:
-        assert len(windows) == fitting, "all that fit"
+        assert len(windows) == fitting, "all windows that fit"
     else:
-        assert len(windows) * length / targets > (fitting - 1) / (fitting + 1), "and nearly all of it"
+        assert len(windows) * length / targets > (fitting - 1) / (fitting + 1), "nearly all targets are covered"
 
 
 @given(
@@ -189,7 +189,7 @@ def test_validation_predicts_every_token_but_the_first_once(size: tuple[int, int
     assert sorted(targets[known]) == list(range(1, count))
     assert known.any(1).all(), "each window has a target"
     assert (tokens[known] == targets[known] - 1).all()
-    assert (tokens >= 0).all(), "also where the text has ended"
+    assert (tokens >= 0).all(), "token ids are valid also where the text has ended"
 
 
 def test_no_memory_grows_with_the_text() -> None:

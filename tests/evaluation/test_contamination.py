@@ -1,4 +1,4 @@
-"""Contamination: the result equals a search for each 13-gram, over sources, shards and parts; and the command's
+"""Contamination: the result equals a search for each 13-gram, over sources, shards and chunks; and the command's
 report."""
 
 import json

@@ -72,7 +72,7 @@ def test_evaluate_reads_tokens_window_by_window() -> None:
 
     tokens = Told(Tokens.join([Tokens.of(TOKENS[:33]), Tokens.of(TOKENS[33:])]).spans)
     assert evaluate(MODEL, tokens, 1) == evaluate(MODEL, TOKENS, 1)
-    assert max(stop - start for start, stop in read) == 13, "no more than a window"
+    assert max(stop - start for start, stop in read) == 13, "no more than a window and its last target"
 
 
 def test_default_stride_is_the_context_length() -> None:

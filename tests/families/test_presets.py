@@ -1,4 +1,4 @@
-"""Presets have exactly as many parameters as the published releases."""
+"""Presets have exactly as many trainable parameters as the published releases, apart from indexers."""
 
 from typing import Any
 

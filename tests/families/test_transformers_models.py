@@ -1,4 +1,4 @@
-"""Every text-generation model of transformers is read, or refused with a message that names the unsupported part."""
+"""Every text-generation model of transformers is read, or refused with a reason."""
 
 from pathlib import Path
 

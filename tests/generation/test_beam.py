@@ -223,7 +223,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "an empty prompt": ({"prompts": [[1], []]}, "the prompt is empty"),
     "a prompt beyond the context": ({"prompts": [[1] * 22]}, "maximum context length is 24"),
     "a token id out of range": ({"prompts": [[V]]}, f"token id {V}"),
-    "no token that may come": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
+    "no allowed token": ({"allowed": torch.zeros(V, dtype=torch.bool)}, "no token may come next"),
 }
 
 

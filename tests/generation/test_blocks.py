@@ -73,11 +73,11 @@ MUTANTS = {  # a mutation: the mutated function, and its replacement
         ],
     ),
     "a prefix is shared although a window's blocks are gone": ("BlockManager.longest_prefix", first_run),
-    "a block is let go that a window still needs": (
+    "a block that a window still needs is freed": (
         "BlockPool.first_visible",
         lambda self, start: max(0, start - self.window + 1 + self.size) // self.size if self.window else 0,
     ),
-    "blocks past the end are kept, and pads written to them": (
+    "blocks past the end are kept, and padding is written to them": (
         "BlockPool.to_free",
         lambda self, row, start, end, whole=BlockPool.to_free: [
             i for i in whole(self, row, start, end) if i * self.size < end
@@ -87,7 +87,7 @@ MUTANTS = {  # a mutation: the mutated function, and its replacement
         "BlockPool.unregister",
         lambda self, block, whole=BlockPool.unregister: None if self.ref_counts[block] else whole(self, block),
     ),
-    "rows of other rope_lengths share": ("rope_key", lambda config, rope_length: b""),
+    "rows with different rope_lengths share blocks": ("rope_key", lambda config, rope_length: b""),
 }
 
 

@@ -195,14 +195,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "text that is no JSON": ({"json_schema": "{"}, "json_schema is not JSON: "),
     "far too deep a schema": ({"json_schema": "[" * 9999}, "json_schema is not JSON"),
-    "a type that there is not": ({"json_schema": {"type": "strin"}}, "#/type is wrong: 'strin' is not a type"),
+    "an unknown type": ({"json_schema": {"type": "strin"}}, "#/type is wrong: 'strin' is not a type"),
     "bounds that exclude each other": (
         {"json_schema": {"type": "integer", "minimum": 5, "maximum": 3}},
         "no value conforms to #/minimum: minimum (5) is greater than maximum (3)",
     ),
     "a schema that allows nothing": ({"json_schema": "false"}, "schema is false"),
     "a reference to nowhere": ({"json_schema": {"$ref": "#/a"}}, "#/$ref names #/a, which is not in this document"),
-    "a token that there is not": ({"grammar": "start: <|call|>"}, "the model has no token <|call|>"),
+    "an unknown token": ({"grammar": "start: <|call|>"}, "the model has no token <|call|>"),
     "both": ({"regex": "a", "json_schema": "{}"}, "choose one"),
 }
 

@@ -61,12 +61,12 @@ def test_refused_proposals_cost_a_small_share(rows: int) -> None:
     worst = COST * LENGTHS[0] * rows  # cost of the last proposal
     assert sum(COST * n for n in lengths) <= BEGIN + SHARE * tokens + worst
     assert 0 < sum(map(bool, lengths[:20])) <= 4
-    assert any(lengths[500:]), "it is tried again"
+    assert any(lengths[500:]), "drafting is tried again"
 
 
 def test_accepted_proposals_become_longer() -> None:
     assert proposed(right=True, steps=4)[0] == [LENGTHS[0], *[LENGTHS[-1]] * 3]
-    assert not any(proposed(right=True, steps=4, rows=5)[0]), "many rows leave no time"
+    assert not any(proposed(right=True, steps=4, rows=5)[0]), "with many rows, drafts save no time"
 
 
 def test_engine_of_a_model_drafts_by_default_and_says_the_same() -> None:

@@ -298,8 +298,8 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_draws_follow_the_distribution() -> None:
-    """Draws follow it over many seeds, over the token indices of one seed, and over both together; with 7 degrees of
-    freedom, chi-square exceeds 24.3 with probability 0.001."""
+    """Draws follow the distribution over many seeds, over the token indices of one seed, and over both together; with 7
+    degrees of freedom, chi-square exceeds 24.3 with probability 0.001."""
     n, p = 100_000, next_token_distribution(LOGITS, [Sampling(temperature=1)])
     many, fixed = torch.arange(n), torch.full((n,), 7)
     for seeds, index in (many, fixed), (fixed, many), (many, many):

@@ -19,7 +19,7 @@ from support.plain_generation import DRAFTER, GREEDY, MODELS, PROMPTS, WARM, dec
 BAD = {
     "an empty prompt": (Request([], GREEDY, 5), "the prompt is empty"),
     "a prompt and new tokens beyond the context": (Request([1] * 20, GREEDY, 5), "maximum context length is 24"),
-    "fewer than no tokens": (Request([1], GREEDY, -1), "max_new_tokens is -1"),
+    "a negative number of tokens": (Request([1], GREEDY, -1), "max_new_tokens is -1"),
     "a token id out of range": (Request([1, 50], GREEDY, 5), "token id 50 is out of range"),
     "a negative token id": (Request([-1], GREEDY, 5), "token id -1 is out of range"),
 }

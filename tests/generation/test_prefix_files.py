@@ -52,7 +52,7 @@ def load(files: PrefixFiles, manager: CacheManager, row: int, tokens: list[int],
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., PrefixFiles]:
-    """Returns a function that prefills TEXT up to a length into a new cache and stores the prefix in the folder."""
+    """Return a function that prefills TEXT up to a length into a new cache and stores the prefix in the folder."""
 
     @torch.inference_mode()
     def made(model: Decoder, kind: str = "contiguous", length: int = 9) -> PrefixFiles:
@@ -164,4 +164,4 @@ def test_files_are_bounded_and_private_and_pipes_are_not_opened(read: Callable[.
     prompts.make_room(prompts.size)
     assert [*prompts.folder.iterdir()] == []
     os.mkfifo(path)
-    assert load(prompts, CACHES["contiguous"](model), 0, TEXT, LENGTH) == 0, "and does not wait for a writer"
+    assert load(prompts, CACHES["contiguous"](model), 0, TEXT, LENGTH) == 0, "loading does not wait for a writer"

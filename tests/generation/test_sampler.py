@@ -1,4 +1,4 @@
-"""The sampler waits for the device once per step and once per accepted draft token; an error fails only its own
+"""The sampler waits for the device once per step and at most once per accepted draft token; an error fails only its own
 request."""
 
 import math

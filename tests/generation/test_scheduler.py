@@ -53,7 +53,7 @@ class Lists(CacheManager):
         self.held[target] = self.held[source][:length]
 
     def move(self, source: int, target: int) -> None:
-        assert not self.held[target], "a row is given away twice"
+        assert not self.held[target], "a row is assigned twice"
         self.held[target], self.held[source] = self.held[source], []
 
     def load(self, row: int, length: int, vectors: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ class Script:
                 if waiting:
                     self.scheduler.add(waiting.pop(0))
             self.step()
-        assert not [*waiting, *self.scheduler.waiting, *self.scheduler.active], "somebody waits for ever"
+        assert not [*waiting, *self.scheduler.waiting, *self.scheduler.active], "a request waits forever"
 
 
 def request_of(prompt: list[int], new: int) -> Request:

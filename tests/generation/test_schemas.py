@@ -62,7 +62,7 @@ ENFORCED: dict[str, tuple[Any, list[Any], list[Any]]] = {  # schema, some values
     "unevaluated properties": ({"properties": {"a": {}}, "unevaluatedProperties": False}, [{"a": 1}, 1], [{"b": 1}]),
     "unevaluated items": ({"prefixItems": [{"const": 1}], "unevaluatedItems": False}, [[1]], [[1, 2]]),
     "equal items of one": ({"type": "array", "uniqueItems": True, "maxItems": 1}, [[1]], [[1, 1]]),
-    "a property that never is": (OBJECT | {"properties": {"a": {"not": {}}, "b": {}}}, [{"b": 1}], [{"a": 1}]),
+    "a property that is never allowed": (OBJECT | {"properties": {"a": {"not": {}}, "b": {}}}, [{"b": 1}], [{"a": 1}]),
     "a condition without branches": ({"if": {"const": 1}}, [1, 2], []),
     "alternatives of other types": ({"oneOf": [{"type": "integer"}, {"enum": ["a", None]}]}, [1, None], [True, "b"]),
     "alternatives with a tag": (
@@ -140,7 +140,7 @@ CHECKED: dict[
         [{"b": 1}],
     ),
     "a far bound": ({"type": "number", "maximum": 1e38}, "#/maximum", [1e37], [1e39]),
-    "a multiple beside it": ({"multipleOf": 0.01, "not": {"const": 1}}, "#/not", [9.01, 0.07, "a"], [1, 0.001]),
+    "a multiple beside a negation": ({"multipleOf": 0.01, "not": {"const": 1}}, "#/not", [9.01, 0.07, "a"], [1, 0.001]),
     "a bound of draft 4": ({"not": {"minimum": 1, "exclusiveMinimum": True}}, "#/not", [1], [2]),
     "a cycle with siblings": (
         {"$defs": {"A": {"properties": {"x": {"$ref": "#/$defs/A", "required": ["y"]}}}}, "$ref": "#/$defs/A"},

@@ -31,7 +31,7 @@ SAMPLINGS = {
     "top-k and penalties": Sampling(temperature=1.3, top_k=3, frequency_penalty=0.7, repetition_penalty=1.2),
     "nucleus": Sampling(temperature=0.9, top_p=0.85, logit_bias={1: 0.5}),
 }
-CRITICAL = 103.4  # chi-square with 63 degrees of freedom exceeds it with probability 0.001
+CRITICAL = 103.4  # chi-square with 63 degrees of freedom exceeds this value with probability 0.001
 
 
 def after(table: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -106,7 +106,7 @@ def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> 
 
 right = shaped_sampler.verified
 MUTANTS: dict[str, Callable[..., list[list[int]]]] = {
-    "every guess is accepted": lambda drawn, proposals: [
+    "every draft token is accepted": lambda drawn, proposals: [
         [*p.tokens, *new[len(p.tokens) :], 0] for new, p in zip(right(drawn, proposals), proposals)
     ],
     "a token is drawn twice": lambda drawn, proposals: [[*new[:1], *new] for new in right(drawn, proposals)],

@@ -72,7 +72,7 @@ class LanguageModel(TextModel):
     """
 
     draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
-    path: Path | None = None  # folder or file from which it was loaded
+    path: Path | None = None  # folder or file from which the model was loaded; None: no files
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
     state: ModelState | None = field(default=None, init=False, repr=False, compare=False)  # likewise
 
@@ -175,8 +175,8 @@ class LanguageModel(TextModel):
 
         By default an answer has at most 256 tokens, or fewer if the context has less room. Keyword arguments are the
         fields of GenerationOptions and the parameters of `engine`. Answer i of a call, counted over all prompts, uses
-        seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised, its text breaks
-        the JSON schema) has the finish_reason "error" and an `error`; the others are as they would be without it.
+        seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised an error, its text
+        breaks the JSON schema) has the finish_reason "error" and an `error`; the other answers do not change.
         """
         return completed(self, prompt, {**keywords, "n": n, "max_new_tokens": max_new_tokens})
 
@@ -262,10 +262,10 @@ class LanguageModel(TextModel):
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the multi-token
         prediction layer in the model's files. Alternatively, `lookup` is the number of tokens to propose from earlier
-        text: 0 for none; with None (the default), the model's draft head proposes tokens, or without one, lookup while
-        it saves time (`generation.drafts.paced`). `prompt_cache` is a folder that keeps the keys and values of prompts,
-        at most `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with another vocabulary,
-        and if `draft` and `lookup` are both given.
+        text: 0 for none; with None (the default), the model's draft head proposes tokens or, without a draft head,
+        lookup does so while it saves time (`generation.drafts.paced`). `prompt_cache` is a folder that keeps the keys
+        and values of prompts, at most `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with
+        another vocabulary, and if `draft` and `lookup` are both given.
         """
         tokenizer = self.text()
         if isinstance(draft, LanguageModel) and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -313,9 +313,9 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine, made by `engine_for`. If nothing but quantization is attached to the model, the engine gets the
-    model state of the last call's engine. Without options, the last call's engine itself is lent, with its cache, if it
-    is idle and was made for the same model, tokenizer and number of answers."""
+    """Lend an engine, made by `engine_for`, with the model state of the last call's engine if that call kept it.
+    Without options, and if nothing but quantization is attached to the model, the last call's engine itself is lent,
+    with its cache, if it is idle and was made for the same model, tokenizer and number of answers."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
     is_kept = attached is None or attached.by_kind.keys() <= {"quantization"}

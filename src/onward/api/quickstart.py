@@ -56,8 +56,8 @@ STAGES = (
 
 
 def pretraining(out: str, time: str, processes: int) -> RunConfig:
-    """Pre-training on the documentation and comments in Python's standard library; `time` is text such as 5m, and a
-    step has one batch for each process."""
+    """The configuration of pre-training on the documentation and comments in Python's standard library; `time` is text
+    such as 5m, and a step has one batch for each process."""
     return RunConfig(
         sources=("embedded-train",),
         validation="embedded-validation",

@@ -38,14 +38,15 @@ def save(
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes` bytes;
     or, to a path that ends in .gguf, as a GGUF file.
 
-    Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
-    `dtype` is the dtype of the weights in a GGUF file, by default the dtype of the model. For a GGUF file, raises a
-    UserError, before anything is written, if no architecture of llama.cpp computes the same function as this model.
-    `accept` names differences that llama.cpp's computation may have: "epsilon" (the norms of latents use the epsilon of
-    the other norms), "gelu" (the tanh form in place of the exact one), "phimoe" (RMSNorm and a plain softmax in
-    Phi-3.5-MoE), "ramp" (YaRN's ramp, rounded to whole pairs), "step" (no minimum step size in Mamba-2), "window" (no
-    sliding window). `importance` is a text like those that the model will read: in a file of dtype q4_k_m, q5_k_m or
-    q6_k, weights with large inputs on this text keep more precision.
+    Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded. A
+    tensor of more than `shard_bytes` bytes gets its own file. `dtype` is the dtype of the weights in a GGUF file, by
+    default the dtype of the model. For a GGUF file, raises a UserError, before anything is written, if no architecture
+    of llama.cpp computes the same function as this model. `accept` names differences that llama.cpp's computation may
+    have: "epsilon" (the norms of latents use the epsilon of the other norms), "gelu" (the tanh form in place of the
+    exact one), "phimoe" (RMSNorm and a plain softmax in Phi-3.5-MoE), "ramp" (YaRN's ramp, rounded to whole pairs),
+    "step" (no minimum step size in Mamba-2), "window" (no sliding window). `importance` is a text like those that the
+    model will read: in a file of dtype q4_k_m, q5_k_m or q6_k, weights with large inputs on this text keep more
+    precision.
     """
     if names := adapter_names(lm.model):
         raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")
@@ -94,8 +95,8 @@ def merge(
     `out`. Sums are computed in fp32 and rounded once.
 
     `base` is the folder of the model, by default the one that the adapter names; `dtype` is the dtype of the merged
-    weights, by default that of most tensors of the base, or bf16 if these are quantized. The weights are written in
-    files of at most `shard_bytes` bytes. Raises a UserError if `out` is the folder of the base or of the adapter.
+    weights, by default that of most tensors of the base, or bf16 if these are quantized. `shard_bytes` is the same as
+    in `save`. Raises a UserError if `out` is the folder of the base or of the adapter.
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
     for part, folder in ("base", base), ("adapter", Path(adapter_folder)):

@@ -1,5 +1,5 @@
 """The interface of processes that share a task, for a single process. `parallel/` has classes with the same methods for
-several processes. Code that uses such an object works with any number of processes, and a single process imports
+several processes. Code that uses these classes works with any number of processes, and a single process imports
 nothing from `parallel/`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

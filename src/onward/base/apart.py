@@ -17,10 +17,10 @@ from typing import Any
 def run_apart(
     module: str, arguments: Mapping[str, Any], seconds: float, output: int = subprocess.DEVNULL
 ) -> tuple[list[dict[str, Any]], int | None]:
-    """Run `python -m MODULE ROWS ARGUMENTS` in a process with a time limit of `seconds`, and kill the processes that it
-    started. ROWS is a file to which the module writes a line of JSON per row, and ARGUMENTS are the `arguments` as
-    JSON. The module's printed output goes to the file descriptor `output`; by default, it is discarded. Returns the
-    rows, and the exit status, or None if the process took longer."""
+    """Run `python -m MODULE ROWS ARGUMENTS` in a process with a time limit of `seconds`, and then kill the processes
+    that the module started. ROWS is a file to which the module writes a line of JSON per row, and ARGUMENTS are the
+    `arguments` as JSON. The module's printed output goes to the file descriptor `output`; by default, it is discarded.
+    Returns (rows, exit status); the status is None if the process took longer."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         rows.touch()

@@ -57,7 +57,8 @@ def shown(value: Any) -> str:
 
 
 class Type:
-    """A type annotation, read by `type_of`: a subclass for each form of annotation. This class itself is Any."""
+    """A type annotation, read by `type_of`: a subclass for each form of annotation. This class itself is for Any and
+    type variables."""
 
     def __init__(self, annotation: Any, args: tuple["Type", ...] = ()) -> None:
         self.annotation, self.origin, self.args = annotation, get_origin(annotation), args
@@ -230,7 +231,7 @@ def as_declared(kind: Type, value: Any) -> Any:
     if (int in plain or float in plain) and getattr(value, "ndim", None) == 0:
         value = value.item()
     if int in plain and float not in plain and isinstance(value, Real) and not isinstance(value, bool):
-        integral = not value % 1  # type: ignore[operator]  # of infinity and NaN it is NaN, which is true
+        integral = not value % 1  # type: ignore[operator]  # the remainder of infinity and NaN is NaN, which is true
         return int(value) if integral else value  # type: ignore[call-overload]
     return value
 
@@ -281,7 +282,7 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Match the arguments of a call with the parameters of a function, as inspect does, but raise a UserError."""
+    """Bind a call's arguments to a function's parameters, as inspect does. Raises a UserError if they do not match."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)

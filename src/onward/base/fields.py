@@ -113,8 +113,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make a dataclass from plain values, by field, such as from JSON or a command line. `where` precedes the field's
-    name in error messages."""
+    """Make a dataclass from plain values by field, such as those of a JSON file or a command line. `where` precedes the
+    field's name in error messages."""
     known, prefix = field_types(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -281,7 +281,7 @@ def trusted(modules: abc.Iterable[str]) -> str:
 
 def parse(text: str, where: str) -> Any:
     """Parse a text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become dicts such as
-    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum"."""
+    {"kind": "rms", "eps": 1e-6}, and weighted sums of them become dicts of the kind "sum"."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -350,8 +350,8 @@ def decimal(number: float, digits: int) -> str:
 
 
 def text(value: Any) -> str:
-    """Format a value for people: whole numbers with thousands separators, other numbers with six significant digits,
-    booleans as yes and no, None as ""."""
+    """Format a value for people: whole numbers below 1e15 with thousands separators, other numbers with six significant
+    digits, booleans as yes and no, None as ""."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):

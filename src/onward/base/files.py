@@ -17,8 +17,8 @@ PART = ".part"  # suffix of the temporary folders in which files are written, or
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Return a context with a temporary path, to which a file or a folder is written. It atomically replaces `path`
-    when the context ends without an error.
+    """Return a context with a temporary path, to which a file or a folder is written. The result atomically replaces
+    `path` when the context ends without an error.
 
     The content is flushed to disk first. A folder `path` must not exist yet. A disk error is raised as a UserError, and
     `path` then keeps its content.

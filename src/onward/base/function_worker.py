@@ -108,7 +108,7 @@ def serve() -> None:
     parent, descriptor, file, name = sys.argv[1:]
     Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
     os.dup2(2, 1)  # the function's prints are not output of the command
-    sys.stdout = sys.stderr  # stderr shows them at once
+    sys.stdout = sys.stderr  # stderr shows prints at once
     connection = Connection(int(descriptor))
     try:
         function = function_of(Path(file), name)
@@ -168,7 +168,7 @@ def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]
 
 
 async def awaited(result: Any) -> list[Any]:
-    """Return the values of a function's result as a list; awaits the result, or each of its values, if it is
+    """Return the values of a function's result as a list, after awaiting the result, or each value, if it is
     awaitable."""
     values = list(await result if inspect.isawaitable(result) else result)
     waiting = [i for i, value in enumerate(values) if inspect.isawaitable(value)]

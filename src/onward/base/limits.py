@@ -10,7 +10,7 @@ from pathlib import Path
 
 STATM = Path("/proc/self/statm")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of mallopt (malloc.h)
-KEPT = (1 << 31) - 1  # bytes
+KEPT = (1 << 31) - 1  # bytes of freed memory that the process keeps
 PROCESS = Path("/proc/self")  # Linux's files about this process: its control groups and their mount points
 GROUP_FILES = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}  # by version
 UNLIMITED = 1 << 60  # bytes; version 1 of control groups writes "no limit" as a huge number

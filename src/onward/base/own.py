@@ -42,7 +42,7 @@ def code_of(parts: Iterable[Part]) -> frozenset[object]:
 
 def named(option: str, text: str, example: str) -> tuple[Any, dict[str, Any]]:
     """Return the object that the value `text` of an option names as "module:NAME", and the arguments of
-    "module:NAME(a=1)". Raises a UserError if there is no such object; `example` is advice for its message."""
+    "module:NAME(a=1)". Raises a UserError if there is no such object; `example` is the advice in the error message."""
     module, _, rest = text.partition(":")
     name, bracket, _ = rest.partition("(")
     if not all(map(str.isidentifier, (*module.split("."), name))):

@@ -73,7 +73,7 @@ SYNONYMS: dict[str, str] = {  # names in other libraries -> the last component o
     **dict.fromkeys(("draft_model", "assistant_model"), "draft"),
     **dict.fromkeys(("bits", "int4", "int8", "load_in_4bit", "load_in_8bit"), "quantize"),
 }
-OTHERWISE = {  # further meanings, for commands without the first option
+OTHERWISE = {  # further meanings, for commands without the option in SYNONYMS
     **dict.fromkeys(("context", "ctx", "max_length", "max_seq_length"), ("context", "context_length", "length")),
     **dict.fromkeys(("tokens", "num_tokens"), ("new", "completion_length", "steps")),
     **dict.fromkeys(("bits", "int4", "int8", "load_in_4bit", "load_in_8bit"), ("dtype", "precision", "to")),

@@ -99,7 +99,7 @@ def serve() -> None:
 
 def exit_with_parent(parent: int) -> None:
     """Wait in this process until the process `parent` (a PID) has exited, then exit at once, even in the middle of a
-    task: a surviving worker would repeat work of the next run."""
+    task, which the next run repeats."""
     while os.getppid() == parent:
         time.sleep(0.1)
     os._exit(1)
@@ -111,6 +111,6 @@ def available_cores() -> int:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment variables of a worker process: the import path of this process, and one core for
+    """Return the environment variables of a worker process: those of this process, its import path, and one core for
     `tokenizers`."""
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TOKENIZERS_PARALLELISM": "false"}

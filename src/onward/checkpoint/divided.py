@@ -36,7 +36,7 @@ def load_divided(
 
 def parts_reader(model: Decoder, path: object, *, allow_nonfinite: bool = False) -> Callable[[Decoder], None]:
     """A function that sets a model's parameters to this process's parts of their deferred values, one at a time.
-    `model` is on the meta device; the function is called after the processes have divided it. Parameters without
+    `model` is on the meta device; the function is called after the processes have divided it. Meta parameters without
     deferred values are set to 0; `path` names their source in errors."""
     reads = deferred_reads(model)
     zero = {name for name, parameter in model.named_parameters() if parameter.is_meta} - reads.keys()

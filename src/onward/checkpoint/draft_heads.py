@@ -37,7 +37,7 @@ class ForeignDraft(UserWarning):
 
 
 def is_draft_head(folder: Path) -> bool:
-    """Return whether a folder holds a draft head. Raises a UserError for another program's kind of draft."""
+    """Return whether a folder holds a draft head. Raises a UserError for an EAGLE draft of another program."""
     if not (folder / CONFIG).exists():
         return False
     config = read_json(folder / CONFIG)

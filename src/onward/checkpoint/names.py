@@ -184,7 +184,7 @@ class MixedDtypes(UserWarning):
 
 
 def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """The dtype of most elements; warns of others."""
+    """The dtype of most elements; warns of tensors with other dtypes."""
     elements = Counter[str]()
     for tensor in stored.values():
         elements[tensor.dtype] += math.prod(tensor.shape)

@@ -69,7 +69,7 @@ class Architecture:
     free_heads: bool = False  # the total width of the heads may differ from the model's width
     partial: bool = False  # only a part of each head may be rotated
     factors: tuple[str, ...] = ()  # tensors with factors of rotary frequencies that the architecture reads
-    routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
+    routing_bias: str = "exp_probs_b.bias"  # name of the tensor with the bias of a layer's router
     needs: tuple[str, ...] = ()  # tensors of the last layer without which llama.cpp does not load the file
     uneven: bool = False  # layers may have different numbers of key heads and widths of feed-forwards
     narrow: bool = False  # the width of values may differ from that of keys
@@ -77,7 +77,7 @@ class Architecture:
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
     differences: tuple[
         str, ...
-    ] = ()  # parts that llama.cpp computes differently; files are read as the published model
+    ] = ()  # parts that llama.cpp computes differently; Onward computes them as the published model does
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
@@ -132,7 +132,7 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def folded(self, c: DecoderConfig) -> DecoderConfig:
-        """The decoder as the file describes it, such as without the factors that the file's tensors contain."""
+        """The decoder as the file describes it, for example without the factors that the file's tensors contain."""
         return c
 
     def numbers(self, keys: Keys) -> dict[str, float]:

@@ -1,5 +1,5 @@
-"""The table of llama.cpp's architectures: the decoder that the keys and tensors of a GGUF file describe, and their
-names.
+"""The table of llama.cpp's architectures: the decoder that the keys and tensors of a GGUF file describe, and the names
+of these keys and tensors.
 
 Each architecture is a value of ARCHITECTURES and is used for reading and for writing. A model is written in an
 architecture only if `config`, applied to the written keys, returns the model's own config, except for differences that

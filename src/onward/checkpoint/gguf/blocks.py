@@ -1,5 +1,6 @@
 """The tensor types of GGUF: the numbers and the bytes per block, and functions that convert between them. A function
-named after a type dequantizes blocks of it (N, bytes) to numbers (N, W) in fp32; `to_` quantizes them.
+named after a type dequantizes blocks of it (N, bytes) to numbers (N, W) in fp32; a function with the prefix `to_`
+quantizes numbers.
 
 Source: ggml-common.h and ggml-quants.c of llama.cpp. Shapes: N blocks, W numbers in a block.
 """

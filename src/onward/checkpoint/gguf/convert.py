@@ -1,5 +1,5 @@
-"""Converts a model to a GGUF file: finds the architecture of llama.cpp that computes the same, and its keys and
-tensors."""
+"""Converts a model to a GGUF file: finds the architecture of llama.cpp that computes the same function, and its keys
+and tensors."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 UNUSED = Gated()  # placeholder in blocks without a feed-forward
 TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
-    "epsilon": re.compile(r"attention\.norm_eps \([\d.e-]+ here, [\d.e-]+ there\)"),  # of the norms of latents; GLM-5
+    "epsilon": re.compile(r"attention\.norm_eps \([\d.e-]+ here, [\d.e-]+ there\)"),  # of the latents' norms, in GLM-5
     "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # changes log-probabilities by about 1e-3
     "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # YaRN's ramp, rounded to whole pairs
-    "phimoe": re.compile(r"(norm|mlp\.router) \((layer_norm|sparse_mixer) here, \w+ there\)"),  # of Phi-3.5-MoE
+    "phimoe": re.compile(r"(norm|mlp\.router) \((layer_norm|sparse_mixer) here, \w+ there\)"),  # in Phi-3.5-MoE
     "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # the minimum step of Mamba-2
     "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # no effect on texts shorter than the window
 }
@@ -107,7 +107,7 @@ def plan(
 
     def kind_of(name: str) -> str:
         if dtype == "Q4_0":
-            return "Q8_0" if name == head else dtype  # a finer head halves the divergence
+            return "Q8_0" if name == head else dtype  # an 8-bit head halves the divergence from the original model
         layer = LAYER.match(name)
         return mixed(name, dtype, int(layer[1]) if layer else 0, model.config.n_layers, name == head)
 

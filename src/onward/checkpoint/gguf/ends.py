@@ -42,8 +42,8 @@ def end_ids(keys: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
 
 
 def token_id(keys: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | None:
-    """The id under the key of a token, such as eos; None if there is no such key, or if the id is not in the
-    vocabulary."""
+    """The id under the key of a token, such as eos, by default the id in DEFAULTS; None if there is neither, or if the
+    id is not in the vocabulary."""
     default = DEFAULTS.get(str(keys.get("model")), {}).get(name)
     i = keys.get(f"{name}_token_id", default)
     return i if type(i) is int and 0 <= i < len(tokens) else None

@@ -31,9 +31,9 @@ SIZES = {  # key in the file -> field of AltUpBlock
     "altup.active_idx": "active",
     "embedding_length_per_layer_input": "d_input",
 }
-BLOCK = AltUpBlock()  # with the sizes that llama.cpp has
-WITH_KEYS = 20  # layers that compute their own keys and values
-SPARSE = 10  # layers with sparse feed-forwards
+BLOCK = AltUpBlock()  # its default sizes are those of llama.cpp
+WITH_KEYS = 20  # number of layers, from the first on, that compute their own keys and values
+SPARSE = 10  # number of layers, from the first on, with sparse feed-forwards
 # units above mean + DEVIATIONS * standard deviation are active: the 0.95 quantile of a normal distribution
 DEVIATIONS = 1.6448533535003662
 CAP = 30.0  # soft cap of the logits

@@ -57,7 +57,8 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """The number under a key; a list of one value per layer counts as a number if all but zeros are equal."""
+        """The number under a key; a list of one value per layer counts as a number if all values other than 0 are
+        equal."""
         value = self.get(key, default)
         if isinstance(value, list) and len(found := {*value} - {0} or {*value}) == 1:
             value = found.pop()
@@ -80,7 +81,7 @@ class Keys(Mapping[str, Any]):
         return name in self.header.tensors
 
     def unread(self) -> dict[str, Any]:
-        """The keys and values that were not read, unless they change nothing or repeat others."""
+        """The keys and values that were not read, unless they change nothing or repeat other keys."""
         return {
             key: value
             for key in self

@@ -54,8 +54,8 @@ def affine(x: Numbers, w: Numbers, most: int) -> tuple[Numbers, Numbers]:
 
 
 def affine_blocks(x: Numbers, columns: Numbers | None, most: int) -> tuple[Numbers, Numbers, Bytes, Bytes, Bytes]:
-    """The scale and minimum of each block (N, 1) in fp16, and the codes of groups' scales and minima (N, 8) and of
-    numbers (N, 8, 32)."""
+    """The scale and minimum of each block (N, 1), rounded to fp16, and the codes of groups' scales and minima (N, 8)
+    and of numbers (N, 8, 32)."""
     w = weights_of(x, columns).reshape(-1, 8, 32)
     x = x.reshape(-1, 8, 32)
     scales, minima = affine(x, w, most)

@@ -104,7 +104,9 @@ def check(model: Decoder, name: str, folded: bool) -> None:
     if token_rows(model, name) is not None:
         raise UserError("Cannot write an adapter with trained rows of new tokens as GGUF: merge it instead")
     if head_labels(model):
-        raise UserError("Cannot write a classifier's adapter as GGUF, because llama.cpp has no such head here")
+        raise UserError(
+            "Cannot write a classifier's adapter as GGUF, because llama.cpp reads no heads of adapters: keep the folder"
+        )
     if full := [one for one, p in model.named_parameters() if p.requires_grad and "_lora." not in one]:
         raise UserError(f"Cannot write the fully trained {full[0]} into an adapter of llama.cpp: merge it instead")
 

@@ -36,7 +36,7 @@ from onward.config.recurrent_parts import Recurrent
 from onward.families import Fix, Row, linear
 from onward.families._recurrent import MAMBA, grouped
 
-FLAT: Fix = (lambda t: t[:, None], lambda t: t[:, 0])  # of a convolution
+FLAT: Fix = (lambda t: t[:, None], lambda t: t[:, 0])  # of a convolution's weight
 
 
 @dataclass(frozen=True)
@@ -234,8 +234,8 @@ def delta_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def with_sections(c: DecoderConfig) -> dict[str, Any]:
-    """Also the number of pairs that are rotated by time, by height and by width in images; in text, the three positions
-    are equal."""
+    """The keys of `delta_keys`, and the number of pairs that are rotated by time, by height and by width in images; in
+    text, the three positions are equal."""
     position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
     pairs = position.rope_dim(c.d_head) // 2 if position else 0
     return delta_keys(c) | {"rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]}

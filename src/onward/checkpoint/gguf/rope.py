@@ -37,7 +37,7 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
 
 def unscaled(keys: Keys, theta: float, part: float = 1.0) -> Rotary:
     """The positions of the layers with a window, which llama.cpp does not scale, on a fraction of a head; `theta` is
-    the default."""
+    the default base."""
     if (weight := keys.number("rope.scaling.attn_factor", 1.0)) != 1.0:
         raise UserError(
             f"rope.scaling.attn_factor is {weight}, by which llama.cpp also multiplies layers with a window, whose "

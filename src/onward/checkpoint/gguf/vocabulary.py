@@ -228,7 +228,7 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 
 def compare_ends(keys: Mapping[str, Any], tokens: Sequence[str], tokenizer: Tokenizer) -> None:
     """Warn of tokens that end answers only in llama.cpp, which recognizes some by name, or only in Onward, since a file
-    has keys for only three."""
+    has keys for only three end tokens."""
     theirs, ours = end_ids(keys, tokens), tokenizer.end_ids
     if keys["model"] == "gpt2" and tokenizer.eos_id is None and len(tokens) > ANY_TOKEN:
         theirs.append(ANY_TOKEN)
@@ -354,5 +354,5 @@ def piece_keys(table: Mapping[str, Any]) -> SpelledVocabulary:
         values = {"pre": "default", "scores": scores, "add_space_prefix": prefix}
         return SpelledVocabulary(values, unknown=model["unk_token"], bytes=True)
     if prefix:
-        raise UserError(f"the tokenizer never merges {apart!r}, but llama.cpp would: write the model without one")
+        raise UserError(f"the tokenizer never merges {apart!r}, but llama.cpp would: write the model without it")
     return SpelledVocabulary({"pre": MERGED, "merges": merges or [NO_MERGE]}, unknown=model["unk_token"], bytes=True)

@@ -23,7 +23,7 @@ PIECE = 1 << 22  # numbers encoded at a time
 K_TYPES = "Q4_K", "Q5_K", "Q6_K"
 UNQUANTIZED = "altup", "laurel", "per_layer_model_proj"  # tensors that llama-quantize does not quantize
 HALF = torch.finfo(torch.float16).max  # every type can store numbers below this
-SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the type of a key by its Python type
+SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # GGUF's type and format of a value, by Python type
 ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
 
 
@@ -118,7 +118,8 @@ def typed(value: Any) -> bytes:
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
-    """The type that llama.cpp gives a tensor in a file of type `wanted`: F32 for vectors and some small matrices."""
+    """The type that llama.cpp gives a tensor in a file of type `wanted`: F32 for vectors and some small matrices, a
+    finer type if blocks do not divide the rows."""
     small = (
         "ffn_gate_inp.",
         "ffn_gate_inp_shexp.",

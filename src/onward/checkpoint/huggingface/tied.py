@@ -28,8 +28,8 @@ def found(family: Names, name: str, stored: Mapping[str, StoredTensor]) -> Store
 
 
 def with_embedding(family: Names, config: DecoderConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The stored tensors, with a matrix that embedding and head share under the name of the embedding: files may store
-    it under the head's name only."""
+    """The stored tensors; a matrix that embedding and head share gets the name of the embedding, because files may
+    store it under the head's name only."""
     embedding, head = both_names(family, config)
     if found(family, embedding, stored) or not (shared := found(family, head, stored)):
         return stored

@@ -93,7 +93,7 @@ def show(folder: Path, run: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Say which file is missing, cannot be read or differs from its checksum; "" if none."""
+    """Name the file that is missing, cannot be read or differs from its checksum; "" if there is none."""
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)

@@ -55,7 +55,7 @@ def newest_state(
         damages[folder] = reason
     else:
         why = "".join(f" ({folder.name}: {reason})" for folder, reason in damages.items())
-        raise UserError(f"{run} has no save to resume from{why}: start another with --out")
+        raise UserError(f"{run} has no save to resume from{why}: start another run with --out")
     messages = [
         f"{bad} is damaged ({reason}): it is kept as damaged-{bad.name}, and the run resumes from {folder.name}"
         for bad, reason in damages.items()

@@ -2,8 +2,8 @@
 
 No process holds all tensors: each is gathered from its parts in turn, and one process keeps it. The first process
 creates the files with their headers, each process writes the tensors that it has kept into them, and the first process
-completes the folder. The folder therefore does not depend on the number of processes, and any other number can read it.
-All processes must share one disk.
+completes the folder. The folder therefore does not depend on the number of processes, and any number of processes can
+read it. All processes must share one disk.
 """
 
 from collections.abc import Callable, Mapping, Sequence

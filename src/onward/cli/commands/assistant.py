@@ -51,7 +51,7 @@ class Options:
     learning_rate: float | None = None  # peak learning rate; default: that of onward finetune
     examples: SizeOrZero = 0  # maximum number of examples; 0: one for each passage
     judge: str = ""  # OpenAI API (address up to /v1) of a model that writes questions; default: base if it can chat
-    judge_model: str = ""  # name of this model
+    judge_model: str = ""  # name of the model that writes questions
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup

@@ -21,7 +21,7 @@ def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) ->
 
 
 def whole(tensor: StoredTensor) -> Tensor:
-    """All elements, memory-mapped."""
+    """All elements, memory-mapped if possible."""
     return tensor.mapped() if tensor.mapped else tensor.rows(0, tensor.shape[0])
 
 
