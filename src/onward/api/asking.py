@@ -74,7 +74,7 @@ def ask(
     if most and len(found) > most:
         found = [found[i * len(found) // most] for i in range(most)]
     lm = load(model)
-    tokenizer, length = lm.text(), lm.model.config.context_length
+    tokenizer, length = lm.text(), min(lm.model.config.context_length, ROW)
     room = min(ANSWER_TOKENS, length * 2 // 3)
     fits = lambda passage: lambda text: len(tokenizer.encode(answer_of(passage, text))) <= room
     answers = [shortened(passage.text, fits(passage)) for passage in found]
@@ -85,10 +85,11 @@ def ask(
         for (passage, answer), question in zip(kept, questions)
     ]
     encoder = Encoder(tokenizer if tokenizer.templates else with_template(tokenizer, TEMPLATE))
-    rows = [row for row in rows if len(encoder.conversation(row["messages"]).tokens) <= min(length, ROW)]
+    rows = [row for row in rows if len(encoder.conversation(row["messages"]).tokens) <= length]
     if len(rows) < 2:
         raise UserError(
-            f"{sources[0]} has fewer than two passages that fit into the {length:,} tokens of {model}: use another base"
+            f"{sources[0]} has fewer than two passages that fit into {length:,} tokens of {model}: name other "
+            "documents or another base"
         )
     step = min(HELD_OUT, len(rows))
     parts = {
