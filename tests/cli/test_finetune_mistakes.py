@@ -64,7 +64,11 @@ DATA: dict[str, Case] = {
         "line 1: messages are not a list",
     ),
     "an unknown role": ({"messages": [TALK[0], {**TALK[1], "role": "bot"}]}, PLAIN, "no token is trained, since the"),
-    "a user alone": ({"messages": TALK[:1]}, PLAIN, "line 1: no token is trained, since the assistant says nothing"),
+    "a user alone": (
+        {"messages": TALK[:1]},
+        PLAIN,
+        "line 1: Cannot train on this conversation, because it has no answer to train",
+    ),
     "tools of text": ({"messages": TALK, "tools": "x"}, PLAIN, "line 1: tools are 'x': give a list of JSON schemas"),
     "an image": (
         {"messages": [{**TALK[0], "content": [{"type": "image_url", "image_url": "x"}]}, TALK[1]]},
@@ -211,7 +215,7 @@ METHODS: dict[str, Case] = {
     "no file of an environment": (PROMPT, f"{GRPO} exact --environment none.py:f", "there is no file none.py"),
     "a role without a template": (PROMPT, f"{GRPO} exact --environment calculator(role=tool)", "environment.role is"),
     "no teacher": (TEXT, "--method distill", "distill needs a teacher"),
-    "another vocabulary": (TEXT, "--method distill --teacher other", "another vocabulary"),
+    "another vocabulary": (TEXT, "--method distill --teacher other", "the vocabulary of the teacher"),
     "an adapter as teacher": (
         TEXT,
         "--method distill --teacher adapter",

@@ -96,7 +96,7 @@ def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None
     base, teacher = base_model(tmp_path / "base"), base_model(tmp_path / "teacher")
     train_tokenizer("byte", []).save(teacher)
     data = write_rows(tmp_path / "chats.jsonl", sums(8))
-    with pytest.raises(UserError, match=r"the teacher .*teacher has another vocabulary than .*base"):
+    with pytest.raises(UserError, match=r"the vocabulary of the teacher .*teacher differs from that of .*base"):
         Run.start(config(base, data, tmp_path / "run", method="distill", teacher=str(teacher)))
     assert not (tmp_path / "run").exists()
 

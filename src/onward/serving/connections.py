@@ -1,7 +1,4 @@
-"""The connections of the server: their number, and how long a client may take to send a request or to read its reply.
-
-The application sees only complete requests, and disconnected clients.
-"""
+"""The server's connections: their number, and how long a client may take to send a request or to read its reply."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ INSTEAD = {  # the supported field with the meaning of a refused one
     "prompt_logprobs": "echo with logprobs",
 }
 MOST_ITEMS = 16_384  # maximum items of a list of objects, such as messages or tools, and of a list or table of options
-WORKABLE_STOPS = 64  # stop texts of a request
+WORKABLE_STOPS = 64  # largest number of stop texts of a request
 FORM_CHARACTERS = 100_000  # maximum characters of a regular expression, grammar or schema, as JSON
 unknown_fields: set[str] = set()  # names that were already logged
 

@@ -81,7 +81,7 @@ def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]
         )
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
-        raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}: give others", param="tokens")
+        raise ApiError(f"Cannot read token ids outside the vocabulary of {size} tokens: give other ids", param="tokens")
     return service, served, body.tokens, position
 
 
@@ -124,7 +124,7 @@ def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
 @router.post("/distribution")
 async def distribution(body: LookAtSampling, http: Request) -> dict[str, Any]:
     """Return as JSON the likeliest next tokens after the position of the request, each with its probability before and
-    after the request's sampling options, and the number of tokens that can be sampled."""
+    after the request's sampling options, and how many tokens can be sampled with these options and without."""
     service, served, tokens, position = text_of(body, http)
     options = Sampling(**{"temperature": 1.0} | body.given())
     before_position = tokens[: position + 1]

@@ -166,7 +166,7 @@ class Job:
                 self.ready = False
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Yield lists of updates as the answers grow, each with at most one update of an answer."""
+        """Yield lists of updates as the answers grow, each with at most one update per answer."""
         done = 0
         while done < len(self.answers):
             updates = await self.next_updates()

@@ -1,4 +1,4 @@
-"""The models that the server offers: each name in the API is an engine and, perhaps, an adapter."""
+"""The models that the server offers: each name in the API stands for an engine and, perhaps, an adapter."""
 
 from __future__ import annotations
 

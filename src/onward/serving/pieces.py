@@ -1,5 +1,5 @@
-"""Work that runs a model outside the engine: generators that give way to decoding after each piece of at most CHUNK
-tokens.
+"""Work that runs a model outside the engine: generators that give way to decoding after each piece; long texts are read
+in pieces of at most CHUNK tokens.
 
 Shapes: T tokens of a piece, D d_model.
 """

@@ -16,8 +16,8 @@ TRUNCATED = 1 << 20  # characters that are always tokenized of a prompt whose en
 
 
 def check_size(size: int, served: Served, field: str, truncate: int | None = None) -> None:
-    """Raise an ApiError for a text with more characters than a full context of the longest tokens; with `truncate`,
-    which keeps only the last tokens, TRUNCATED characters are always allowed."""
+    """Raise an ApiError for a text with more characters than a full context of the longest tokens; ALWAYS characters,
+    or TRUNCATED with `truncate`, which keeps only the last tokens, are allowed in any case."""
     length = served.engine.length
     most = max(ALWAYS, length * longest_token(served.lm.text()), TRUNCATED if truncate else 0)
     if size > most:

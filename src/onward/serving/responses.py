@@ -54,8 +54,8 @@ class ResponsesRequest(ChatFields):
 
 @router.post("/v1/responses", response_model=None)
 async def responses(body: ResponsesRequest, http: Request) -> Any:
-    """Answer a conversation: return a list of items, a message or calls of tools, as JSON or, if the request asks for a
-    stream, as server-sent events."""
+    """Answer a conversation: return a list of items, such as a message or calls of tools, as JSON or, if the request
+    asks for a stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
     for name in "n", "n_cmpl":

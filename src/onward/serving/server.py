@@ -157,7 +157,7 @@ def serve(
     with bound:
         server.run(sockets=[bound])
     if service.worker.is_alive():
-        service.worker.join(LEAVE)  # a thread in machine code crashes while Python ends
+        service.worker.join(LEAVE)  # a thread that runs machine code may crash while Python ends
     if spans:
         spans.close()
     if failures:

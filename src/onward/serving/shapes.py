@@ -63,7 +63,7 @@ def mistake(kind: Any, value: Any, path: str = "") -> tuple[str, str] | None:
 
 
 def unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
-    """Paths, such as `messages[].color`, of fields inside a value that its type lacks, except null."""
+    """Paths, such as `messages[].color`, of the fields inside a value that its type lacks and that are not null."""
     for one in alternatives(kind):
         if is_container(one, value) and holds_fields(one):
             if fields := fields_of(one):

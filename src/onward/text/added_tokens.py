@@ -39,7 +39,7 @@ def add_published(inner: tokenizers.Tokenizer, tables: Tables, names: Mapping[st
         if inner.token_to_id(content) != i:
             raise UserError(
                 f"Cannot add the token {content!r} of tokenizer_config.json or added_tokens.json, because {file} gives "
-                f"it another id than {i}: copy or download the files again"
+                f"it an id other than {i}: copy or download the files again"
             )
 
 

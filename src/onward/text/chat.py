@@ -66,7 +66,7 @@ class Chat:
     in part, remain plain text, except tokens that the vocabulary contains as ordinary text, such as `</think>` in some.
     The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
-    Messages are given to the template as they are, except for three differences between models. The reasoning of a
+    Messages are given to the template in a common format, see `Messages`. The reasoning of a
     message is available under each of the names that templates use. Arguments of tool calls are tables. If the template
     does not write a message, it is tried with the content None instead of an empty one, and with the role system
     instead of developer; a message or a tool call that the template still does not write is a UserError.
@@ -174,7 +174,7 @@ class Chat:
                 result.append(self.example(own))
             turns = [*kept, new]
         if not turns:
-            raise UserError("no token is trained, since the assistant says nothing: add an answer")
+            raise UserError("Cannot train on this conversation, because it has no answer to train: add one")
         return [*result, self.example(turns)]
 
     def turn(self, talk: Messages, index: int) -> Turn:

@@ -21,7 +21,7 @@ def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe
-    except ImportError:  # some machines have no wheel
+    except ImportError:  # it has no wheel for some machines
         return by_tokenizers(texts, size, control, alphabet)
     counter = ffbpe.PreTokenizer([]).word_counter()
     counter.add_source(texts)

@@ -119,7 +119,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         object.__setattr__(self, "model", presets.plain_changes(self.model))
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
         if len(chosen) > 1:
-            raise UserError(f"{' and '.join(chosen)} are both given: choose one of steps, time and epochs")
+            raise UserError(f"{' and '.join(chosen)} are given together: choose one of steps, time and epochs")
         if not chosen:
             object.__setattr__(self, "time", "5m")
         if self.time and seconds(self.time) < 1:

@@ -84,9 +84,9 @@ def serve(connection: Connection) -> None:
 
 
 def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
-    """Prepare a constraint, and answer with its masks: the message (source, target, token) creates the state `target`,
-    which follows the state `source` after a token; a single number drops a state. The answer is a Mask, or the message
-    of a UserError."""
+    """Prepare a constraint, and send its masks: the message (source, target, token) creates the state `target`, which
+    follows the state `source` after a token; a single number drops a state. The reply to a triple is a Mask, or the
+    message of a UserError."""
     limit_memory(task.memory)
     connection.send(os.getpid())
     states: dict[int, TextConstraint] = {}
@@ -124,7 +124,7 @@ def check(connection: Connection, task: Check) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process allocate this many more bytes."""
+    """Let this process allocate at most `more` further bytes."""
     if sys.platform == "linux":  # on other systems only the time is limited
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + more

@@ -50,7 +50,7 @@ class Constraints:
         self.limits = limits
         self.parent = Parent()
         self.kept: OrderedDict[Key, Child] = OrderedDict()  # the least recently used first
-        self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # with an item for each waiting request
+        self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # list: an item per waiting request
         self.failed: OrderedDict[Key, str] = OrderedDict()
         self.threads = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-constraints")
         self.checks = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-checks")
