@@ -127,7 +127,7 @@ export function drawAll(conversation, view) {
 
 // Disable the buttons that change an answer or a message while an answer is written.
 export function setBusy(busy) {
-  for (const one of at("log").querySelectorAll("[title^=Let], [title^=Another], [title^=Change]")) one.disabled = busy;
+  for (const one of at("log").querySelectorAll("[title^=Continue], [title^=Another], [title^=Change]")) one.disabled = busy;
 }
 
 // Draw a new last turn, and redraw the turn before it, which is no longer the last.
