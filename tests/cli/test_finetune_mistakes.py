@@ -63,7 +63,11 @@ DATA: dict[str, Case] = {
         PLAIN,
         "line 1: messages are not a list",
     ),
-    "an unknown role": ({"messages": [TALK[0], {**TALK[1], "role": "bot"}]}, PLAIN, "no token is trained, since the"),
+    "an unknown role": (
+        {"messages": [TALK[0], {**TALK[1], "role": "bot"}]},
+        PLAIN,
+        "because it has no answer to train",
+    ),
     "a user alone": (
         {"messages": TALK[:1]},
         PLAIN,
@@ -102,7 +106,11 @@ DATA: dict[str, Case] = {
     "a history of numbers": ({"instruction": "a", "output": "b", "history": [[1, 2]]}, PLAIN, "a turn is 1: write it"),
     "no texts or messages": ({"prompt": 2, "completion": 3}, "", "prompt and answer are int and int: give"),
     "messages and a text": ({"prompt": TALK[:1], "completion": "b"}, PLAIN, "prompt and answer are list and str"),
-    "a completion by the user": ({"prompt": TALK[:1], "completion": TALK[:1]}, PLAIN, "no token is trained, since the"),
+    "a completion by the user": (
+        {"prompt": TALK[:1], "completion": TALK[:1]},
+        PLAIN,
+        "because it has no answer to train",
+    ),
     "equal answers": ({**PAIR, "rejected": "3"}, "--method dpo", "chosen and rejected are equal"),
     "equal conversations": ({"chosen": "abc", "rejected": "abc"}, "--method dpo", "chosen and rejected are equal"),
     "an empty answer": ({**PAIR, "rejected": ""}, "--method dpo", "data.jsonl line 1: the answer is empty"),

@@ -212,7 +212,7 @@ def test_only_chosen_messages_are_trained() -> None:
     for given, trained in (2, None), (0, [True, False, True, True]):
         (one,) = chat.conversations(talk, given, trained)
         assert [own for _, own in runs(chat, one)] == ["Sun</turn>"]
-    with pytest.raises(UserError, match="no token is trained"):
+    with pytest.raises(UserError, match="it has no answer to train"):
         chat.conversations([ASK, {**RAIN, "content": " "}])
 
 
