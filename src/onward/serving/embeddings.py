@@ -80,7 +80,7 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:
-    """Numbers ("float"), or base64 of their bytes in fp32, little-endian."""
+    """The numbers of a vector ("float"), or base64 of their bytes in fp32, little-endian."""
     if form == "float":
         return vector
     return base64.b64encode(torch.tensor(vector).numpy().astype("<f4").tobytes()).decode()

@@ -115,8 +115,8 @@ class Guard:
                 self.keys.end(key)
 
     async def body(self, receive: Receive) -> bytes:
-        """The whole body of a request. Raises an ApiError for one that is too large or has too many values, or if too
-        many large ones are being read."""
+        """The whole body of a request. Raises an ApiError if it is too large or has too many values, or if too many
+        large bodies are being read."""
         body, more = bytearray(), True
         try:
             while more:
@@ -193,7 +193,7 @@ def sent_key(headers: Headers) -> bytes:
 
 
 def check_admin(key: Key | None) -> None:
-    """Raise an ApiError unless a request's key is one of an administrator."""
+    """Raise an ApiError unless a request's key is that of an administrator."""
     if not (key and key.admin):
         raise ApiError("this needs a key with admin = true, from a file of --api-key-file that ends in .toml", 403)
 

@@ -34,8 +34,8 @@ from onward.tracing.edit import edit
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
 MOST = 512  # largest number of tokens of an inspected text
-SHOWN = 40  # likeliest tokens shown, before sampling options and after
-KEPT = 32  # texts whose logits are cached
+SHOWN = 40  # number of likeliest tokens shown, before sampling options and after
+KEPT = 32  # number of texts whose logits are cached
 
 
 class Look(Body):
@@ -198,7 +198,7 @@ async def attribution(body: LookAtLogit, http: Request) -> dict[str, Any]:
 @router.get("/roles")
 async def roles(http: Request, model: str | None = None) -> dict[str, Any]:
     """Return as JSON the role of each attention head, such as induction, [layer][head]; "" for a head without role.
-    Roles are computed once per model. `model` is the model's name, by default the first."""
+    Roles are computed once per model. `model` is the name of the model, by default that of the first."""
     service = service_of(http)
     served = service.model(model)
     known: dict[str, list[list[str]]] = http.app.state.roles

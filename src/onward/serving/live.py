@@ -1,4 +1,4 @@
-"""/api/engine: the current state of the engines, for the page's picture."""
+"""/api/engine: the current state of the engines, for the page's view of an engine."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FORM_FIELDS = {  # fields that become a constraint if they are not empty, by the
     "tools": "tools",
 }
 CONTENTS = "messages", "input", "prompt"  # fields that become the tokens of the prompt
-NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # in a message, outside of quotations and of paths of values
+NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # a field's name in a message, outside of quotations and paths
 
 
 def sent_names(body: Mapping[str, Any]) -> dict[str, str]:

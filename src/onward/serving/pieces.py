@@ -22,7 +22,7 @@ from onward.serving.models import Served
 from onward.transforms.lora import use_adapter
 
 T = TypeVar("T")
-POSITIONS = 128  # positions whose logits are computed at a time
+POSITIONS = 128  # number of positions whose logits are computed at a time
 
 
 def whole(served: Served, function: Callable[[], T]) -> Generator[None, None, T]:

@@ -11,8 +11,8 @@ from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
 
-ALWAYS = 1 << 16  # characters that are always tokenized, which takes some milliseconds
-TRUNCATED = 1 << 20  # characters that are always tokenized of a prompt whose end is kept
+ALWAYS = 1 << 16  # number of characters that are always tokenized, which takes some milliseconds
+TRUNCATED = 1 << 20  # the same for a prompt of which only the end is kept
 
 
 def check_size(size: int, served: Served, field: str, truncate: int | None = None) -> None:

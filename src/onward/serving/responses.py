@@ -42,7 +42,7 @@ class ResponsesRequest(ChatFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives per token whose log-probabilities are returned; None: no log-probabilities."""
+        """Number of alternatives per token whose log-probabilities are returned; None: no log-probabilities."""
         if LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         if self.top_logprobs:

@@ -38,8 +38,8 @@ LOG = logging.getLogger("onward.serving")
 PROMPTS = 2048  # largest number of prompts in a request
 ANSWERS = 128  # largest number of answers to a prompt
 TOKENS = 1 << 22  # maximum of prompts x answers x tokens of each answer; 4 logprobs of a token count as a token
-SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
-BRIEF = 2_048  # characters that are tokenized in less time than another thread takes to start
+SHORT = 16_384  # largest number of characters of a prompt that is tokenized in some milliseconds
+BRIEF = 2_048  # largest number of characters that are tokenized in less time than another thread takes to start
 
 
 class Service:

@@ -1,4 +1,4 @@
-"""The types of a request's fields: the first mismatch of a request, and fields that the types do not have.
+"""The types of a request's fields: functions that find the first mismatch of a request, and fields that the types lack.
 
 A type is an annotation that pydantic reads. A class of fields is a model of pydantic, or a TypedDict.
 """
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 LOOKED_AT = 4096  # largest number of parts of a value that are searched for unknown fields
-SHOWN = 80  # characters of a value in a message
+SHOWN = 80  # largest number of characters of a value in a message
 MISSING = object()  # the value of a required field that a request lacks
 WORDS: dict[Any, tuple[str, str]] = {  # words for a type, in the singular and the plural
     int: ("a whole number", "whole numbers"),

@@ -50,7 +50,7 @@ class Worker(threading.Thread):
         self.debt = 0.0  # seconds that decoding has to catch up
         self.spare: deque[Callable[[], object]] = deque()
         self.wake, self.stopping = threading.Event(), False
-        self.sent = threading.Event()  # the event loop has sent the last step's tokens
+        self.sent = threading.Event()  # set when the event loop has sent the last step's tokens
         self.jobs: dict[Request, Job] = {}  # used only by the engine's thread
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
@@ -189,7 +189,7 @@ class Worker(threading.Thread):
         rows = Counter(map(client, scheduler.active))
         if len({*rows, *map(client, scheduler.waiting)}) == 1:
             return
-        turns, before = rows.copy(), dict[Request, int]()  # rows and requests of its client before it
+        turns, before = rows.copy(), dict[Request, int]()  # number of its client's rows and requests up to it
         for request in scheduler.waiting:
             turns[client(request)] += 1
             before[request] = turns[client(request)]

@@ -32,7 +32,7 @@ MARKS = {  # Unicode noncharacters that stand for a control token, by whether it
 }
 Span = tuple[int, int, int]  # a token: its id, and where in the text it begins and ends
 ASSISTANT = ("assistant", "model")  # roles of the assistant
-SHOWN = 20  # characters of a text in a message
+SHOWN = 20  # characters of a text in an error message
 TAUGHT = ("content", "tool_calls", *REASONING)  # fields of the assistant's messages that a model learns to write
 
 
@@ -201,7 +201,7 @@ class Chat:
             if longer[:written] == text[:written] and end and not longer[written:next_at].strip():
                 return Turn(longer[:end], start, end)
         after = max(talk.end_of(text, index, name) for name in messages[index])
-        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # more text may follow them
+        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # more text may follow
         if closing:
             return Turn(text, start, closing[-1])
         raise UserError(

@@ -16,8 +16,8 @@ from tokenizers import models, pre_tokenizers, trainers
 def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
     """Train byte-level BPE on texts, which are iterated once and split by GPT-2's pattern (Radford et al. 2019).
 
-    It has at most `size` ids: the control token, the 256 bytes, and a token for each merge, the most frequent pair
-    first."""
+    The vocabulary has at most `size` ids: the control token, the 256 bytes, and a token for each merge, the most
+    frequent pair first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe

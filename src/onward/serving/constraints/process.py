@@ -1,5 +1,6 @@
 """The processes of constraints. One parent process holds the vocabularies. It forks a child for each constraint, which
-prepares it and then computes the masks of its answers, and for each check of an answer. Does not import torch.
+prepares the constraint and then computes the masks of answers, and a child for each check of an answer. Does not import
+torch.
 
 Shapes: V vocabulary.
 """
@@ -90,7 +91,7 @@ def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
     limit_memory(task.memory)
     connection.send(os.getpid())
     states: dict[int, TextConstraint] = {}
-    given: Any = (-1, 0, -1)  # the state before the first token
+    given: Any = (-1, 0, -1)  # creates the state before the first token
     while True:
         try:
             if isinstance(given, int):
@@ -115,7 +116,8 @@ def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
 
 
 def check(connection: Connection, task: Check) -> None:
-    """Send a sentence with the reason why the text does not conform to the schema, "" if it conforms."""
+    """Send a sentence with the reason why the text does not conform to the schema, "" if it conforms; nothing if memory
+    runs out."""
     limit_memory(task.memory)
     seconds = math.ceil(SECONDS) + 1  # in case the check itself does not end in time
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

@@ -72,8 +72,8 @@ class Constraints:
         return self.kept[key].first
 
     async def shared(self, key: Key, child: Callable[[], Child]) -> None:
-        """Prepare a constraint once for all requests that wait for it; if none waits any longer, its process is
-        ended."""
+        """Prepare a constraint once for all requests that wait for it; if no request waits any longer, end its
+        process."""
         if key not in self.preparing:
             self.make_room()
             self.preparing[key] = asyncio.ensure_future(self.prepare(key, child())), []
@@ -128,8 +128,8 @@ class Constraints:
             self.failed.popitem(last=False)
 
     def make_room(self) -> None:
-        """If there are too many constraints, end the process of the least recently used one that no answer uses; an
-        ApiError if all are in use."""
+        """If there is no room for another constraint, end the process of the least recently used one that no answer
+        uses; raise an ApiError if all are in use."""
         if len(self.kept) + len(self.preparing) < self.limits.max_constraints:
             return
         unused = next((key for key, child in self.kept.items() if not child.users), None)
@@ -167,7 +167,7 @@ class Parent:
             return own
 
     def vocabulary(self, tokenizer: Tokenizer, size: int) -> int:
-        """The index of the vocabulary in the process; called by a task of `fork`."""
+        """The index of the vocabulary in the parent process; called by a task of `fork`."""
         if (tokenizer, size) not in self.vocabularies:
             assert self.connection is not None
             self.connection.send(pieces_of(tokenizer, size))
