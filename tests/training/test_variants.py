@@ -283,7 +283,7 @@ def test_interval_of_paired_differences_is_that_of_student() -> None:
     assert apart is not None
     assert apart.mean == pytest.approx(0.4 / 3)
     assert apart.high - apart.mean == pytest.approx(4.303 * 0.057735 / 3**0.5, rel=1e-3)
-    assert not apart.shown, "three seeds show no difference that varies this much"
+    assert not apart.shown, "with three seeds, a difference that varies this much may be noise"
     assert paired_difference([1.1, 2.1, 3.11], [1.0, 2.0, 3.0]).shown  # type: ignore[union-attr]
     assert paired_difference([1.0], [2.0]) is None
 

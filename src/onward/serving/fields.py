@@ -273,7 +273,7 @@ def check_others(body: Body) -> None:
 
 @cache  # all routes are imported before the first request
 def routed() -> frozenset[str]:
-    """The fields of all routes."""
+    """The names of all routes' fields."""
     classes = [Body]
     for cls in classes:  # the list grows in the loop
         classes.extend(cls.__subclasses__())

@@ -103,7 +103,7 @@ class Guard:
                 scope["state"] = {**scope.get("state", {}), "account": account}
                 await self.answer(scope, body, receive, with_headers)
         except ApiError as error:
-            if started:  # a stream
+            if started:  # the status is sent: the error ends the stream
                 last = event(error_body(str(error), error.status)) + DONE
                 await send({"type": "http.response.body", "body": last})
             else:

@@ -34,7 +34,7 @@ from onward.tracing.edit import edit
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
 MOST = 512  # largest number of tokens of an inspected text
-SHOWN = 40  # number of likeliest tokens shown, before sampling options and after
+SHOWN = 40  # number of likeliest tokens shown, before and after the sampling options
 KEPT = 32  # number of texts whose logits are cached
 
 

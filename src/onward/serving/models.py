@@ -209,8 +209,8 @@ def row_counts(engine: Engine) -> range:
 
 
 def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:
-    """Blocks that fit in `room` bytes, at most as many as all rows can use; raises a UserError if one text does not
-    fit."""
+    """The number of blocks that fit in `room` bytes, at most what all rows can use; raises a UserError if one text does
+    not fit."""
     block = cache_bytes(config, 1, BLOCK, dtype)
     one_row = -(-(length + chunk) // BLOCK)
     blocks = min(room // block, rows * one_row)

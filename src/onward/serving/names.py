@@ -20,7 +20,7 @@ OTHER_NAMES = {  # fields of GenerationOptions by their names in other servers' 
     "n_cmpl": "n",
     "include_stop_str_in_output": "include_stop",
 }
-FORM_FIELDS = {  # fields that become a constraint if they are not empty, by their paths in messages
+FORM_FIELDS = {  # fields that become a constraint if they are not empty, with their paths in messages
     "structured_outputs": "structured_outputs",
     "response_format": "response_format",
     "text": "text.format",

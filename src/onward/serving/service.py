@@ -85,7 +85,8 @@ class Service:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def model(self, name: str | None) -> Served:
-        """The model with this name, by default the first; raises an ApiError for an unknown name, or if not ready."""
+        """The model with this name, by default the first; raises an ApiError if it is unknown, or the server not
+        ready."""
         self.check_ready()
         name = name or next(iter(self.served))
         if name not in self.served:

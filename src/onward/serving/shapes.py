@@ -34,7 +34,7 @@ class Words(str):
 
 
 def not_bool(value: Any) -> Any:
-    if isinstance(value, bool):  # Python treats these as 1 and 0
+    if isinstance(value, bool):  # Python treats True and False as 1 and 0
         raise ValueError("true and false are not numbers")
     return value
 

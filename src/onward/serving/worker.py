@@ -116,7 +116,7 @@ class Worker(threading.Thread):
                 self.inbox.popleft()()
             if path := self.files.changed():
                 self.fail(path)
-                self.wake.wait()  # a request that was accepted before is ended too
+                self.wake.wait()  # a request that was on its way wakes this thread, and is ended too
                 continue
             self.next_piece()
             for engine in self.engines:

@@ -243,8 +243,8 @@ class Chat:
         return Conversation([i for i, _, _ in tokens], trained, str.__getitem__(text, slice(None)))
 
     def tokens(self, text: MaskedString) -> list[Span]:
-        """(token id, start, end) of each token. Only control tokens whose characters were all written by the template
-        become control tokens."""
+        """(token id, start, end) of each token. The text of a control token becomes this token only if the template
+        wrote all of its characters."""
         own = self.controls(text)
         encoded = self.inner.encode(text, add_special_tokens=False)
         if self.spans(text, encoded) == own:

@@ -47,7 +47,7 @@ def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[
 
 
 def interruptible(work: Callable[[], object]) -> None:
-    """Run a function that ignores signals in a thread, so that Ctrl-C takes effect at once."""
+    """Run, in a thread, a function that ignores signals, so that Ctrl-C takes effect at once."""
     done = Future[None]()
 
     def run() -> None:

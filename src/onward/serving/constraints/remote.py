@@ -39,7 +39,7 @@ from onward.text.tokenizer import Tokenizer
 
 STEP = 2.0  # seconds in which the mask of the next token must be computed
 FAILED = 256  # largest number of remembered constraints that cannot be used
-Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocabulary and size, kind, text, end tokens
+Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # constraint: tokenizer, vocabulary size, kind, text, end tokens
 
 
 class Constraints:
@@ -212,7 +212,7 @@ class Child:
         """Start the process and wait for it. Raises a UserError for a constraint that is too large, or cannot be
         met."""
         with self.lock:
-            if self.failure:  # its client has disconnected
+            if self.failure:  # no request waits for it any longer
                 raise UserError(self.failure)
             task = self.language.what, self.language.source, tuple(self.end_tokens), self.memory
             self.connection = parent.fork(lambda: Task(parent.vocabulary(self.tokenizer, self.size), *task))
