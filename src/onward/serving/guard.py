@@ -157,7 +157,7 @@ class Guard:
                 await asyncio.gather(task, return_exceptions=True)
         except asyncio.CancelledError:  # the server is ending, and no longer waits for this request
             task.cancel()
-            raise ApiError("the server has shut down before the end of the answer", 503) from None
+            raise ApiError("the server has shut down before the end of the answer: try again later", 503) from None
         finally:
             watch.cancel()
 

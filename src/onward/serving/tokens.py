@@ -54,7 +54,10 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     tokenizer = served.lm.text()
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
-        raise ApiError("give one of prompt (or content) and messages", param="prompt")
+        raise ApiError(
+            "Cannot tokenize both a prompt and messages, or neither: give one of prompt (or content) and messages",
+            param="prompt",
+        )
     if body.prompt is not None and body.content not in (None, body.prompt):
         raise ApiError("prompt and content are both given and differ: leave one out", param="content")
     for name in OF_MESSAGES if text is not None else SPECIAL:

@@ -207,7 +207,9 @@ class Worker(threading.Thread):
         self.jobs |= dict.fromkeys(job.answers, job)
         try:
             if job.engine not in self.engines:
-                raise ApiError("the model was removed before its answer began", 404, "model", "model_not_found")
+                raise ApiError(
+                    "the model was removed before its answer began: choose another", 404, "model", "model_not_found"
+                )
             job.opened.enter_context(job.context)
             for request in job.answers:
                 job.engine.add(request)
