@@ -63,8 +63,16 @@ DATA: dict[str, Case] = {
         PLAIN,
         "line 1: messages are not a list",
     ),
-    "an unknown role": ({"messages": [TALK[0], {**TALK[1], "role": "bot"}]}, PLAIN, "no token is trained, since the"),
-    "a user alone": ({"messages": TALK[:1]}, PLAIN, "line 1: no token is trained, since the assistant says nothing"),
+    "an unknown role": (
+        {"messages": [TALK[0], {**TALK[1], "role": "bot"}]},
+        PLAIN,
+        "because it has no answer to train",
+    ),
+    "a user alone": (
+        {"messages": TALK[:1]},
+        PLAIN,
+        "line 1: Cannot train on this conversation, because it has no answer to train",
+    ),
     "tools of text": ({"messages": TALK, "tools": "x"}, PLAIN, "line 1: tools are 'x': give a list of JSON schemas"),
     "an image": (
         {"messages": [{**TALK[0], "content": [{"type": "image_url", "image_url": "x"}]}, TALK[1]]},
@@ -98,7 +106,11 @@ DATA: dict[str, Case] = {
     "a history of numbers": ({"instruction": "a", "output": "b", "history": [[1, 2]]}, PLAIN, "a turn is 1: write it"),
     "no texts or messages": ({"prompt": 2, "completion": 3}, "", "prompt and answer are int and int: give"),
     "messages and a text": ({"prompt": TALK[:1], "completion": "b"}, PLAIN, "prompt and answer are list and str"),
-    "a completion by the user": ({"prompt": TALK[:1], "completion": TALK[:1]}, PLAIN, "no token is trained, since the"),
+    "a completion by the user": (
+        {"prompt": TALK[:1], "completion": TALK[:1]},
+        PLAIN,
+        "because it has no answer to train",
+    ),
     "equal answers": ({**PAIR, "rejected": "3"}, "--method dpo", "chosen and rejected are equal"),
     "equal conversations": ({"chosen": "abc", "rejected": "abc"}, "--method dpo", "chosen and rejected are equal"),
     "an empty answer": ({**PAIR, "rejected": ""}, "--method dpo", "data.jsonl line 1: the answer is empty"),
@@ -211,7 +223,7 @@ METHODS: dict[str, Case] = {
     "no file of an environment": (PROMPT, f"{GRPO} exact --environment none.py:f", "there is no file none.py"),
     "a role without a template": (PROMPT, f"{GRPO} exact --environment calculator(role=tool)", "environment.role is"),
     "no teacher": (TEXT, "--method distill", "distill needs a teacher"),
-    "another vocabulary": (TEXT, "--method distill --teacher other", "another vocabulary"),
+    "another vocabulary": (TEXT, "--method distill --teacher other", "the vocabulary of the teacher"),
     "an adapter as teacher": (
         TEXT,
         "--method distill --teacher adapter",

@@ -100,7 +100,7 @@ BAD: dict[str, tuple[Tokenizer, dict[str, Any], str]] = {
     "no template": (tokenizer(), {"messages": [USER, ANSWER]}, "no chat template .* --template chatml"),
     "never closed": (NO_END, {"messages": [USER, ANSWER]}, "never closes the assistant's turn"),
     "never closed before the user": (NO_END, {"messages": [USER, ANSWER, USER, ANSWER]}, "never closes"),
-    "no answer": (CHATML, {"messages": [USER]}, "no token is trained, since the assistant says nothing"),
+    "no answer": (CHATML, {"messages": [USER]}, "because it has no answer to train"),
     "no messages": (CHATML, {"messages": "Hello"}, "messages are not a list"),
     "half a form": (CHATML, {"prompt": "Hello"}, "it needs messages, prompt and completion, or text, but has 'prompt'"),
     "both forms": (CHATML, {"prompt": "Hello", "completion": [ANSWER]}, "prompt and answer are str and list: "),

@@ -244,7 +244,7 @@ def test_messages_of_weight_zero_are_read_and_not_trained(flag: str) -> None:
     assert trained(made(supervised, {"conversations": turns})[0]) == "It is 2.<|im_end|>"
     for bad in (0.5, "1", [1]):
         refused(supervised, {"messages": [user, {**answer, flag: bad}]}, f"message 2 has the {flag} {bad!r}: give 1")
-    refused(supervised, {"messages": [user, {**answer, flag: 0}]}, "no token is trained")
+    refused(supervised, {"messages": [user, {**answer, flag: 0}]}, "because it has no answer to train")
     if flag != "weight":
         refused(supervised, {"messages": [{**user, flag: True}, answer]}, f"cannot train message 1 ({flag} True)")
 

@@ -123,7 +123,7 @@ def rendered(template: str, messages: list[Any], prompt: bool, **variables: Any)
 
 
 def runs(chat: Chat, conversation: Conversation) -> list[tuple[str, str]]:
-    """The trained runs of a conversation: for each, the text before it and its own text."""
+    """The runs of successive trained tokens: for each, the text before it and its own text."""
     decode = lambda ids: chat.inner.decode(ids, skip_special_tokens=False)
     result, start = [], 0
     tokens, trained = conversation.tokens, [*conversation.trained, False]
@@ -165,7 +165,7 @@ def test_each_answer_is_trained_once_after_the_text_that_the_model_is_given(temp
 
 
 THOUGHT = {**RAIN, "reasoning_content": "Clouds."}
-THOUGHTS: dict[str, tuple[str, list[Any], list[str]]] = {  # template, messages, expected text of each trained run
+THOUGHTS: dict[str, tuple[str, list[Any], list[str]]] = {  # template, messages, expected texts of `runs`
     "each answer with its reasoning": (
         "Qwen3",
         [ASK, THOUGHT, MORE, {"role": "assistant", "content": "<think>Sun.</think>Sun"}],
@@ -212,7 +212,7 @@ def test_only_chosen_messages_are_trained() -> None:
     for given, trained in (2, None), (0, [True, False, True, True]):
         (one,) = chat.conversations(talk, given, trained)
         assert [own for _, own in runs(chat, one)] == ["Sun</turn>"]
-    with pytest.raises(UserError, match="no token is trained"):
+    with pytest.raises(UserError, match="it has no answer to train"):
         chat.conversations([ASK, {**RAIN, "content": " "}])
 
 

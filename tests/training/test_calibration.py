@@ -44,7 +44,7 @@ def test_steps_validations_and_evaluation_fit_into_the_time(costs: Costs, every:
     run, costs = fitted(given, costs, 60.0, spent=3.0, tokens=1000)
     validations = 1 + -(-run.steps // run.validation_interval)
     total = 3.0 + run.steps * costs.step + validations * costs.validation + costs.end
-    assert run.evaluation_tokens in (0, 150), "where the whole text takes more than a twentieth of the time, a part"
+    assert run.evaluation_tokens in (0, 150), "a part if all takes over a twentieth of the time"
     assert 40 < total <= 60
     assert run.time == ""
     assert every in (0, run.validate_every)
@@ -268,7 +268,7 @@ def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, 
 def test_a_run_that_is_resumed_before_its_decay_has_the_time_that_is_left(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=0, time="1h"))
     spent = run.progress.seconds
-    assert 0 < spent < 60, "of the calibration"
+    assert 0 < spent < 60, "the time of the calibration"
     assert expected_steps(run) > 1000
     list(run.train(stop=lambda: run.step == 2))
     resumed = Run.resume(run.folder)

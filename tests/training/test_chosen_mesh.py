@@ -98,4 +98,4 @@ def test_memory_is_planned_once_at_a_start(
     assert planned == [Mesh(replicate=2), Mesh(shard=2)]
     assert parts.processes
     assert parts.processes.mesh == Mesh(shard=2)
-    assert not parts.whole, "no process loads a model that all divide"
+    assert not parts.whole, "no process loads the whole model, since all divide it"

@@ -102,7 +102,7 @@ def test_a_run_of_a_given_time_trains_what_is_chosen(story_file: Path, tmp_path:
     assert "forecast: validation loss" in str(run.choice)
     recorded = json.loads((run.folder / "run.json").read_text())
     assert recorded["model"] == run.config.model
-    assert Run.resume(run.folder).choice is None, "what was chosen is kept"
+    assert Run.resume(run.folder).choice is None, "a resumed run keeps the chosen size"
 
 
 @pytest.mark.parametrize("time", ["0.5s", "0.01"])

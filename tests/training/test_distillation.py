@@ -89,14 +89,14 @@ def test_a_run_learns_from_a_teacher_with_padded_embeddings(tmp_path: Path) -> N
     options: dict[str, Any] = {"method": "distill", "teacher": str(teacher), "template": "plain", "steps": 1}
     data = write_rows(tmp_path / "chats.jsonl", sums(8))
     (step, *_) = Run.start(config(base, data, tmp_path / "run", **options)).train()
-    assert step.loss < 0.01, "of equal models, but for dropout"  # type: ignore[union-attr]
+    assert step.loss < 0.01, "the models are equal, except for dropout"  # type: ignore[union-attr]
 
 
 def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None:
     base, teacher = base_model(tmp_path / "base"), base_model(tmp_path / "teacher")
     train_tokenizer("byte", []).save(teacher)
     data = write_rows(tmp_path / "chats.jsonl", sums(8))
-    with pytest.raises(UserError, match=r"the teacher .*teacher has another vocabulary than .*base"):
+    with pytest.raises(UserError, match=r"the vocabulary of the teacher .*teacher differs from that of .*base"):
         Run.start(config(base, data, tmp_path / "run", method="distill", teacher=str(teacher)))
     assert not (tmp_path / "run").exists()
 
@@ -126,7 +126,7 @@ def test_on_policy_loss_is_the_divergence_at_the_students_own_tokens() -> None:
         prepared = loss.prepare(student, batches)
         assert sum(one is not other for one, other in zip(prepared, batches)) == own
     batch, again = prepared[0], loss.prepare(student, batches[:1])[0]
-    assert torch.equal(batch.tokens, again.tokens), "what is written follows from the seed"
+    assert torch.equal(batch.tokens, again.tokens), "the seed determines the answers"
     assert torch.equal(batch.tokens[:, :5], rows)
     chosen = batch.targets >= 0
     assert chosen.sum(1).max() == 4

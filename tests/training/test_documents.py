@@ -48,11 +48,11 @@ def test_changing_a_document_changes_no_logit_of_another(name: str) -> None:
         found = moved(name, "documents", lengths, changed)
         assert found[document != changed].max() < ROUNDING
         assert found[document == changed].max() > 1e-3
-    assert moved(name, "stream", lengths, 0)[3:].max() > 1e-3, "as one text they see each other"
+    assert moved(name, "stream", lengths, 0)[3:].max() > 1e-3, "packed as one text, documents influence each other"
 
 
 @torch.inference_mode()
-# its RoPE scaling depends on the longest document
+# the RoPE scaling of "scaled turns" depends on the longest document
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"scaled turns"}))
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_loss_of_a_window_is_the_sum_over_its_documents(name: str, lengths: list[int], seed: int) -> None:

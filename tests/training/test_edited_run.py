@@ -66,7 +66,7 @@ def test_edited_run_goes_on_or_the_file_is_named(count: int, stopped_run: Path, 
     for seed in range(count):
         shutil.copytree(stopped_run, folder := tmp_path / "run")
         name = edit(folder, Random(seed))
-        # not for run.json, which may request any size
+        # no training for run.json, which may request any size
         if sentence := continued(folder, training=name != "run.json"):
             refused += 1
             assert "\n" not in sentence

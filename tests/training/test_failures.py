@@ -73,7 +73,7 @@ def wait(processes: Processes) -> None:
 
 
 def wait_in_vain(processes: Processes) -> None:
-    """Like code that continues after an error."""
+    """Wait for a signal and ignore exceptions, like code that continues after an error."""
     with suppress(Exception):
         signal.pause()
 

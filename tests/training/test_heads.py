@@ -236,7 +236,7 @@ def test_a_reward_model_rewards_completions(base: Path, runs: dict[tuple[str, in
         assert np.isfinite(sample["reward"])
     with pytest.raises(UserError, match="has no reward head: train a reward model"):
         Run.start(config(base, data, tmp_path / "bad", reward=str(base), **settings))
-    with pytest.raises(UserError, match="has another vocabulary"):
+    with pytest.raises(UserError, match="the vocabulary of the reward model"):
         Model(str(runs["reward", 0])).open(onward.train_tokenizer("byte", []))
     assert not (tmp_path / "bad").exists()
 

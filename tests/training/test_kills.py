@@ -67,4 +67,4 @@ def test_run_killed_twenty_times_equals_one_never_stopped(name: str, story_file:
     assert kills == 20
     assert amid >= 5
     assert_same_run(run, tmp_path / "whole")
-    assert not saving(run), "what the kills left behind is tidied up"
+    assert not saving(run), "the unfinished saves of killed processes are removed"

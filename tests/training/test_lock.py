@@ -157,7 +157,7 @@ def test_second_resume_names_the_first_whose_lock_dies_with_it(
         wait_for(run / "metrics.jsonl")
         before = (run / "metrics.jsonl").read_bytes()
         assert f"(process {first.pid} on " in refusal(capsys, "--resume", str(run))
-        assert (run / "metrics.jsonl").read_bytes().startswith(before), "the second has cut nothing"
+        assert (run / "metrics.jsonl").read_bytes().startswith(before), "the second process has removed no rows"
         first.kill()
     assert not is_running(run)
     assert Run.resume(run).step == 0

@@ -241,7 +241,7 @@ def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
     wanted = [replace(step, seconds=0) for step in whole.train(plans)]
     found = list(first.train(plans[:stop]))
     state = deepcopy(first.state_dict())
-    assert not [name for name in state.tensors if "embed" in name], "frozen parameters are no part of the state"
+    assert not [name for name in state.tensors if "embed" in name], "frozen parameters are not part of the state"
     list(first.train(plans[stop:]))  # further steps of the first trainer must not change the copy
     second.load_state(state)
     found += second.train(plans[stop:])

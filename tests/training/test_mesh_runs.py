@@ -194,7 +194,7 @@ def test_processes_check_the_start_as_one_does(
     _, _, loss, *_ = start(tmp_path / "one", settings, "replicate=1")
     of_ranks = four.run(start, tmp_path / "four", settings, mesh)
     assert all(check.ok for checks in of_ranks for check in checks[:3])
-    assert of_ranks[0][2].sentence == loss.sentence, "on the same windows"
+    assert of_ranks[0][2].sentence == loss.sentence, "the first loss is that of the same windows"
 
 
 def harmful_once(model: Decoder, batch: Batch) -> Any:

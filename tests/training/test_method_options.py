@@ -128,7 +128,7 @@ def test_a_method_is_documented_and_names_its_source(kind: str) -> None:
 
 
 def trained(base: Path, folder: Path, kind: str, **options: Any) -> str:
-    """A checksum of the weights after three steps, and of the examples."""
+    """The checksums of the weights after three steps and of the examples."""
     data = write_rows(folder.parent / f"{folder.name}.jsonl", rows_of(kind))
     paths = {name: str(base.parent / options[name]) for name in ("teacher",) if name in options}
     settings = {"method": kind, "steps": 3, "template": "", "validation": "none", "learning_rate": 3e-2}

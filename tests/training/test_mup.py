@@ -89,7 +89,7 @@ def growth(widths: list[int], changes: dict[str, Any], **options: Any) -> list[f
 
 def test_changes_of_activations_do_not_grow_with_the_width() -> None:
     assert max(growth([32, 128], SHAPES["tied"])) < 1.4
-    assert min(growth([32, 128], SHAPES["tied"], mup=0)) > 2, "without muP, they do"
+    assert min(growth([32, 128], SHAPES["tied"], mup=0)) > 2, "without muP, the changes grow"
 
 
 @pytest.mark.long

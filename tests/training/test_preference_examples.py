@@ -69,7 +69,7 @@ def test_partners_of_pairs_and_mixed_rows_answer_another_prompt_of_the_same_kind
     for own, partner in texts:
         prompt, answer = partner.split("?")
         assert prompt == own.split("?")[0]
-        assert ("User" in own) == ("Assistant" in answer), "of the same kind"
+        assert ("User" in own) == ("Assistant" in answer), "the partner is of the same kind"
         assert answer not in answers[prompt]
         assert any(answer in several for several in answers.values())
 

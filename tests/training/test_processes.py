@@ -155,7 +155,7 @@ def test_ranks_are_compared_again_at_each_save(story_file: Path, tmp_path: Path)
     run = Run.start(RunConfig(**SETTINGS, sources=(str(story_file),), model=TINY, out=str(tmp_path / "run")))
     for outcome in run_ranks(change_weight_at_step_3, run.folder):
         assert str(outcome).startswith("the ranks hold different runs: rank 1 differs from rank 0 in weights;")
-    assert metrics(run.folder)[-1]["step"] == 4, "the first step to save after"
+    assert metrics(run.folder)[-1]["step"] == 4, "step 4 is the first to be saved after the change"
     assert [save.name for save in saves(run.folder)] == ["step-0000000"]
 
 

@@ -63,7 +63,7 @@ def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
     assert ("nan" in event.reason) == (harm is not_a_number)
     assert run.progress.position == 41 * 4
     steps = [row["step"] for row in metrics(out) if "loss" in row]
-    assert steps == list(range(1, 41)), "what was undone is not in the metrics"
+    assert steps == list(range(1, 41)), "undone steps are not in the metrics"
     (row,) = [row for row in metrics(out) if "reason" in row]
     assert (row["failed_step"], row["skipped"]) == (26, [100, 104])
     (line,) = (out / "skipped.jsonl").read_text().splitlines()

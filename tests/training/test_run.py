@@ -231,7 +231,7 @@ def test_a_trained_folder_loads_in_transformers_with_the_same_logits(
     with torch.no_grad():
         expected, found, trained = theirs(ids).logits, onward.load(tmp_path).model(ids), lm.model(ids)
     assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
-    assert type(theirs).__module__.split(".")[1] == "models", "a class of transformers' own"
+    assert type(theirs).__module__.split(".")[1] == "models", "the class is one of transformers' own"
     assert torch.equal(found, trained)
 
 

@@ -109,7 +109,7 @@ def test_fields_of_the_model_and_of_its_parts_can_be_changed() -> None:
         model={"position": {"theta": 5e5}, "attention": {"window": 8}, "norm": "layer", "n_layers": "3"}
     ).decoder(500)
     assert config.position == Rotary(theta=5e5)
-    assert config.attention == SelfAttention(qk_norm="head", window=8), "what is not named stays"
+    assert config.attention == SelfAttention(qk_norm="head", window=8), "fields that are not named keep their values"
     assert config.norm == LayerNorm()
     assert config.n_layers == 3
     assert RunConfig(model={"position": "learned"}).decoder(500).position == Learned()

@@ -24,11 +24,11 @@ def test_grid_has_three_sizes_for_each_budget_and_shares_them(largest: float) ->
     for k in range(BUDGETS):
         budget = largest / RATIO ** (BUDGETS - 1 - k)
         assert [cell.flops for cell in cells[3 * k : 3 * k + 3]] == pytest.approx([budget] * 3, rel=0.04)
-    assert cells[0].flops < cells[-1].flops / 20, "the cheapest are first"
+    assert cells[0].flops < cells[-1].flops / 20, "the cheapest runs come first"
     assert all(sizes.parameters(cell.width) == cell.parameters for cell in cells)
     large = larger(sizes, 10 * largest, 1e30, cells)
     assert large.flops == pytest.approx(10 * largest, rel=0.04)
-    assert large.parameters < 11 * max(cell.parameters for cell in cells), "not far from what was measured"
+    assert large.parameters < 11 * max(cell.parameters for cell in cells), "about ten times the largest measured size"
 
 
 def test_smallest_grid_has_no_run_of_few_steps() -> None:

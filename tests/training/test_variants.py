@@ -180,7 +180,7 @@ def test_several_processes_are_refused(
         monkeypatch.setenv("RANK", rank)
         assert main(command.split()) == 2
         assert capsys.readouterr().err.startswith("onward: " * bool(expected) + expected)
-    assert len(waits) == 1, "for the sentence of the first"
+    assert len(waits) == 1, "the other process waits for the message of the first"
 
 
 def said(words: Sequence[str]) -> tuple[str, str]:
@@ -219,7 +219,7 @@ def test_groups_claim_each_run_once() -> None:
     groups[1] = replace(groups[0], number=1)
     asked = [(run, groups[who].claim(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
     assert asked == [(1, True), (1, False), (2, True), (3, True), (2, False)]
-    assert not groups[0].claim(4, lambda: True), "it has ended"
+    assert not groups[0].claim(4, lambda: True), "the run has ended"
     assert not groups[0].wait_until(lambda: False, stop=lambda: True)
 
 
@@ -246,7 +246,7 @@ def test_groups_of_two_train_divided_models(story_file: Path, tmp_path: Path) ->
     expected, _ = said([*shared, str(tmp_path / "a")])
     (table, _), *_ = run_ranks(said, [*shared, str(tmp_path / "b"), "--mesh", "shard=2"], count=4)
     for one, other in zip(json.loads(table)["runs"], json.loads(expected)["runs"], strict=True):
-        assert one["values"] == pytest.approx(other["values"], rel=1e-4), "none of a run that diverges"
+        assert one["values"] == pytest.approx(other["values"], rel=1e-4), "a diverged run has no values"
 
 
 @pytest.mark.long
@@ -283,7 +283,7 @@ def test_interval_of_paired_differences_is_that_of_student() -> None:
     assert apart is not None
     assert apart.mean == pytest.approx(0.4 / 3)
     assert apart.high - apart.mean == pytest.approx(4.303 * 0.057735 / 3**0.5, rel=1e-3)
-    assert not apart.shown, "three seeds show no difference that varies this much"
+    assert not apart.shown, "with three seeds, a difference that varies this much may be noise"
     assert paired_difference([1.1, 2.1, 3.11], [1.0, 2.0, 3.0]).shown  # type: ignore[union-attr]
     assert paired_difference([1.0], [2.0]) is None
 

@@ -1,7 +1,4 @@
-"""The connections of the server: their number, and how long a client may take to send a request or to read its reply.
-
-The application sees only complete requests, and disconnected clients.
-"""
+"""The server's connections: their number, and how long a client may take to send a request or to read its reply."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from onward.serving.server_options import ConnectionLimits
 
 LOG = logging.getLogger("onward.serving")
 RESERVED = 200  # descriptors for files, and for connections that are accepted in one turn of the event loop
-BACKLOG = 64  # connections that the system queues; the server accepts all of them at once
+BACKLOG = 64  # connections that the system queues, and that the server accepts in one turn of the event loop
 REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 

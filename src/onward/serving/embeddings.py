@@ -33,7 +33,7 @@ class EmbeddingRequest(Body):
 @router.post("/v1/embeddings")
 async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
     """Return the reply as JSON: for each text the mean of the last hidden states over its tokens, in fp32 and not
-    normalized. Raises an ApiError for other dimensions than the model's."""
+    normalized. Raises an ApiError for dimensions other than the model's."""
     service = service_of(http)
     served = service.model(body.model)
     check_others(body)
@@ -68,7 +68,7 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
         if not tokens:
             raise ApiError(f"{place} is empty: give it at least one token", param=place)
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ApiError(f"{place} has an id beyond the vocabulary of {vocab_size}: give others", param=place)
+            raise ApiError(f"{place} has an id outside the vocabulary of {vocab_size}: give other ids", param=place)
         if len(tokens) > length:
             limit = f"this model's maximum context length is {length} tokens"
             raise ApiError(
@@ -80,7 +80,7 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:
-    """Numbers ("float"), or base64 of their bytes in fp32, little-endian."""
+    """The numbers of a vector ("float"), or base64 of their bytes in fp32, little-endian."""
     if form == "float":
         return vector
     return base64.b64encode(torch.tensor(vector).numpy().astype("<f4").tobytes()).decode()

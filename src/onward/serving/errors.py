@@ -18,7 +18,7 @@ TYPES = {  # type of an error, by its HTTP status
     500: "server_error",
     503: "unavailable_error",
 }
-TOO_LONG = "context_length_exceeded"  # the code of an error: clients that find it shorten the conversation
+TOO_LONG = "context_length_exceeded"  # error code; clients that see it shorten the conversation
 LONGEST = 400  # largest number of characters of a message
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by status
 
@@ -40,7 +40,7 @@ def error_body(message: str, status: int, param: str | None = None, code: str | 
 
 
 def body_of(error: Exception, sent: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-    """HTTP status and response for an exception; `sent` is the request's body, whose names of fields the message uses.
+    """HTTP status and response for an exception; `sent` is the request's body, whose field names the message uses.
     For an exception other than a UserError, only the class is named, since its message may contain data that the client
     must not see."""
     if isinstance(error, ApiError):

@@ -83,9 +83,9 @@ INSTEAD = {  # the supported field with the meaning of a refused one
     "prompt_logprobs": "echo with logprobs",
 }
 MOST_ITEMS = 16_384  # maximum items of a list of objects, such as messages or tools, and of a list or table of options
-WORKABLE_STOPS = 64  # stop texts of a request
+WORKABLE_STOPS = 64  # largest number of stop texts of a request
 FORM_CHARACTERS = 100_000  # maximum characters of a regular expression, grammar or schema, as JSON
-unknown_fields: set[str] = set()  # names that were already logged
+unknown_fields: set[str] = set()  # names of fields that were already logged
 
 
 class Structured(BaseModel):
@@ -259,8 +259,8 @@ class AnswerFields(AnswerOptions):
 
 
 def check_others(body: Body) -> None:
-    """Refuse fields, beyond the declared ones of its class, that the server or its route cannot honor; log fields that
-    the server does not know, once each."""
+    """Refuse fields of a body that its class does not declare and that the server or its route cannot honor; log fields
+    that the server does not know, once each."""
     extra = body.model_extra or {}
     for name, value in extra.items():
         if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
@@ -273,9 +273,9 @@ def check_others(body: Body) -> None:
 
 @cache  # all routes are imported before the first request
 def routed() -> frozenset[str]:
-    """The fields of all routes."""
+    """The names of all routes' fields."""
     classes = [Body]
-    for cls in classes:  # grows in the loop
+    for cls in classes:  # the list grows in the loop
         classes.extend(cls.__subclasses__())
     return frozenset(name for cls in classes for name in declared(cls) or ())
 

@@ -103,7 +103,7 @@ class Guard:
                 scope["state"] = {**scope.get("state", {}), "account": account}
                 await self.answer(scope, body, receive, with_headers)
         except ApiError as error:
-            if started:  # a stream
+            if started:  # the status is sent: the error ends the stream
                 last = event(error_body(str(error), error.status)) + DONE
                 await send({"type": "http.response.body", "body": last})
             else:
@@ -115,8 +115,8 @@ class Guard:
                 self.keys.end(key)
 
     async def body(self, receive: Receive) -> bytes:
-        """The whole body of a request. Raises an ApiError for one that is too large or has too many values, or if too
-        many large ones are being read."""
+        """The whole body of a request. Raises an ApiError if it is too large or has too many values, or if too many
+        large bodies are being read."""
         body, more = bytearray(), True
         try:
             while more:
@@ -157,7 +157,7 @@ class Guard:
                 await asyncio.gather(task, return_exceptions=True)
         except asyncio.CancelledError:  # the server is ending, and no longer waits for this request
             task.cancel()
-            raise ApiError("the server has shut down before the end of the answer", 503) from None
+            raise ApiError("the server has shut down before the end of the answer: try again later", 503) from None
         finally:
             watch.cancel()
 
@@ -193,7 +193,7 @@ def sent_key(headers: Headers) -> bytes:
 
 
 def check_admin(key: Key | None) -> None:
-    """Raise an ApiError unless a request's key is one of an administrator."""
+    """Raise an ApiError unless a request's key is that of an administrator."""
     if not (key and key.admin):
         raise ApiError("this needs a key with admin = true, from a file of --api-key-file that ends in .toml", 403)
 

@@ -34,8 +34,8 @@ from onward.tracing.edit import edit
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
 MOST = 512  # largest number of tokens of an inspected text
-SHOWN = 40  # likeliest tokens shown, before sampling options and after
-KEPT = 32  # texts whose logits are cached
+SHOWN = 40  # number of likeliest tokens shown, before and after the sampling options
+KEPT = 32  # number of texts whose logits are cached
 
 
 class Look(Body):
@@ -81,7 +81,7 @@ def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]
         )
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
-        raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}: give others", param="tokens")
+        raise ApiError(f"Cannot read token ids outside the vocabulary of {size} tokens: give other ids", param="tokens")
     return service, served, body.tokens, position
 
 
@@ -124,7 +124,7 @@ def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
 @router.post("/distribution")
 async def distribution(body: LookAtSampling, http: Request) -> dict[str, Any]:
     """Return as JSON the likeliest next tokens after the position of the request, each with its probability before and
-    after the request's sampling options, and the number of tokens that can be sampled."""
+    after the request's sampling options, and how many tokens can be sampled with these options and without."""
     service, served, tokens, position = text_of(body, http)
     options = Sampling(**{"temperature": 1.0} | body.given())
     before_position = tokens[: position + 1]
@@ -198,7 +198,7 @@ async def attribution(body: LookAtLogit, http: Request) -> dict[str, Any]:
 @router.get("/roles")
 async def roles(http: Request, model: str | None = None) -> dict[str, Any]:
     """Return as JSON the role of each attention head, such as induction, [layer][head]; "" for a head without role.
-    Roles are computed once per model. `model` is the model's name, by default the first."""
+    Roles are computed once per model. `model` is the name of the model, by default that of the first."""
     service = service_of(http)
     served = service.model(model)
     known: dict[str, list[list[str]]] = http.app.state.roles

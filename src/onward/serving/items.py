@@ -86,7 +86,7 @@ class OutputItems:
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def finish(self, status: str) -> Iterator[OutputChange]:
-        """End the output; an answer without text and calls is an empty message."""
+        """End the output; an answer without text or calls is an empty message."""
         if not self.items:
             yield from self.add_text(Event("content"))
         if self.is_open and self.items[-1]["type"] == "message":

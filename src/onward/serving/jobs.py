@@ -70,14 +70,14 @@ class Job:
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[list[Update]] = asyncio.Queue()
         self.index = {request: number for number, request in enumerate(answers)}
-        self.num_sent = dict.fromkeys(answers, 0)  # tokens of each request in updates
+        self.num_sent = dict.fromkeys(answers, 0)  # number of tokens of each request in updates so far
         self.remaining, self.closed = len(answers), False  # answers that are not done
         self.arrival, self.first_token = perf_counter(), 0.0
         self.complete: dict[int, Sequence[int]] = {}  # tokens of answers that are to be checked, by index
-        self.checks = set[asyncio.Task[None]]()  # in progress
+        self.checks = set[asyncio.Task[None]]()  # checks in progress
         self.outlet: Outlet | None = None
         self.lock, self.ready = Lock(), False  # whether the engine's thread may write to `outlet`
-        self.num_posted = self.num_received = 0  # lists of updates for the event loop
+        self.num_posted = self.num_received = 0  # numbers of lists of updates for the event loop
         self.error: Exception | None = None  # raised in the engine's thread while writing
 
     def write_to(self, outlet: Outlet, growth: Callable[[Update], Iterator[bytes]]) -> None:
@@ -166,7 +166,7 @@ class Job:
                 self.ready = False
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Yield lists of updates as the answers grow, each with at most one update of an answer."""
+        """Yield lists of updates as the answers grow, each with at most one update per answer."""
         done = 0
         while done < len(self.answers):
             updates = await self.next_updates()

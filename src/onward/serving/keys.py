@@ -127,7 +127,8 @@ class Keys:
         return bool(self.known)
 
     def find(self, given: bytes) -> Key | None:
-        """The key that a client has sent; compares with all, in the same time for all wrong keys of a length."""
+        """The key that a client has sent; compares it with all keys, in the same time for all wrong keys of the same
+        length."""
         matches = [key for key in self.known.values() if hmac.compare_digest(given, key.key.encode())]
         return matches[0] if matches else None
 

@@ -24,7 +24,7 @@ define void @handler(i32 %signal) {{
   ret void
 }}
 """
-KEPT = list[Any]()  # the memory of the handler
+KEPT = list[Any]()  # keeps the machine code of the handler in memory
 
 
 def say_at_bus_error(sentence: str = SENTENCE, status: int = 2) -> None:

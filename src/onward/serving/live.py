@@ -1,4 +1,4 @@
-"""/api/engine: the current state of the engines, for the page's picture."""
+"""/api/engine: the current state of the engines, for the page's view of an engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ router = APIRouter(prefix="/api", tags=["page"])
 @router.get("/engine")
 async def engine(http: Request) -> dict[str, Any]:
     """Return as JSON, for each engine, the requests in its batch, the queue of waiting requests and the use of its
-    cache blocks; for the server's page."""
+    cache blocks."""
     service = service_of(http)
     service.check_ready()
     return await service.in_engine(lambda: snapshot(service))

@@ -1,4 +1,4 @@
-"""The models that the server offers: each name in the API is an engine and, perhaps, an adapter."""
+"""The models that the server offers: each name in the API stands for an engine and, perhaps, an adapter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from onward.serving.server_options import EngineOptions
 from onward.transforms.heads import head_labels
 from onward.transforms.lora import remove_lora
 
-BLOCK = 16  # positions of a block of the cache
+BLOCK = 16  # number of positions in a block of the cache
 SHARE = 0.5  # largest fraction of the memory left by the weights that the cache takes by default
 MOST_COMPILED = 32  # largest number of rows whose steps are compiled in advance on a CPU
 GIB = 1 << 30
@@ -60,8 +60,8 @@ def load_served(
     options: EngineOptions,
     load: Callable[[str, Sequence[str]], LanguageModel],
 ) -> list[Served]:
-    """Load `models`, and on the first of them the LoRA adapters in folders. Raises a UserError for names that occur
-    twice, for models that do not generate, and for models that do not fit in memory."""
+    """Load `models`, and the LoRA adapters in the folders `adapters` onto the first of them. Raises a UserError for
+    names that occur twice, for models that do not generate, and for models that do not fit in memory."""
     used = resident_memory()
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft not in ("", "mtp") else None for _ in models]
@@ -209,8 +209,8 @@ def row_counts(engine: Engine) -> range:
 
 
 def num_blocks(config: DecoderConfig, rows: int, length: int, chunk: int, dtype: torch.dtype, room: int) -> int:
-    """Blocks that fit in `room` bytes, at most as many as all rows can use; raises a UserError if one text does not
-    fit."""
+    """The number of blocks that fit in `room` bytes, at most what all rows can use; raises a UserError if one text does
+    not fit."""
     block = cache_bytes(config, 1, BLOCK, dtype)
     one_row = -(-(length + chunk) // BLOCK)
     blocks = min(room // block, rows * one_row)
@@ -229,7 +229,7 @@ def engines_of(served: Sequence[Served]) -> list[Engine]:
 
 
 def memory_of(served: Sequence[Served]) -> tuple[int, int]:
-    """Bytes of weights, and of caches."""
+    """(bytes of the weights, bytes of the caches) of the engines."""
     engines = engines_of(served)
     caches = [entry for engine in engines for layer in engine.runner.cache.layers for entry in layer.entries.values()]
     return sum(bytes_of(engine.model) for engine in engines), sum(entry.nbytes for entry in caches)

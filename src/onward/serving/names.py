@@ -20,14 +20,14 @@ OTHER_NAMES = {  # fields of GenerationOptions by their names in other servers' 
     "n_cmpl": "n",
     "include_stop_str_in_output": "include_stop",
 }
-FORM_FIELDS = {  # fields that become a constraint if they are not empty, by their paths in messages
+FORM_FIELDS = {  # fields that become a constraint if they are not empty, with their paths in messages
     "structured_outputs": "structured_outputs",
     "response_format": "response_format",
     "text": "text.format",
     "tools": "tools",
 }
 CONTENTS = "messages", "input", "prompt"  # fields that become the tokens of the prompt
-NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # in a message, outside of quotations and of paths of values
+NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # a field's name in a message, outside of quotations and paths
 
 
 def sent_names(body: Mapping[str, Any]) -> dict[str, str]:

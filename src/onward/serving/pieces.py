@@ -1,5 +1,5 @@
-"""Work that runs a model outside the engine: generators that give way to decoding after each piece of at most CHUNK
-tokens.
+"""Work that runs a model outside the engine: generators that give way to decoding after each piece; long texts are read
+in pieces of at most CHUNK tokens.
 
 Shapes: T tokens of a piece, D d_model.
 """
@@ -22,7 +22,7 @@ from onward.serving.models import Served
 from onward.transforms.lora import use_adapter
 
 T = TypeVar("T")
-POSITIONS = 128  # positions whose logits are computed at a time
+POSITIONS = 128  # number of positions whose logits are computed at a time
 
 
 def whole(served: Served, function: Callable[[], T]) -> Generator[None, None, T]:

@@ -11,13 +11,13 @@ from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
 
-ALWAYS = 1 << 16  # characters that are always tokenized, which takes some milliseconds
-TRUNCATED = 1 << 20  # characters that are always tokenized of a prompt whose end is kept
+ALWAYS = 1 << 16  # number of characters that are always tokenized, which takes some milliseconds
+TRUNCATED = 1 << 20  # the same for a prompt of which only the end is kept
 
 
 def check_size(size: int, served: Served, field: str, truncate: int | None = None) -> None:
-    """Raise an ApiError for a text with more characters than a full context of the longest tokens; with `truncate`,
-    which keeps only the last tokens, TRUNCATED characters are always allowed."""
+    """Raise an ApiError for a text with more characters than a full context of the longest tokens; ALWAYS characters,
+    or TRUNCATED with `truncate`, which keeps only the last tokens, are allowed in any case."""
     length = served.engine.length
     most = max(ALWAYS, length * longest_token(served.lm.text()), TRUNCATED if truncate else 0)
     if size > most:

@@ -24,7 +24,7 @@ from onward.text.tokenizer import Tokenizer
 LOG = logging.getLogger("onward.serving.requests")
 SENT_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # a client's id that the log keeps
 PLAIN = re.compile(r"[\w.:/+@,-]+", re.ASCII)  # a value that is written without quotation marks
-LONGEST = 200  # characters of a value in a line
+LONGEST = 200  # largest number of characters of a value in a line
 PROBES = {"/health", "/v1/health", "/ready", "/metrics"}  # polled every few seconds, so logged only at the level debug
 
 

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from onward.serving.shapes import Words
 
 OPEN = ConfigDict(extra="allow")
-TEXTS = "text", "input_text", "output_text", "reasoning_text", "summary_text"  # types of parts
+TEXTS = "text", "input_text", "output_text", "reasoning_text", "summary_text"  # types of content parts with a text
 
 
 def is_text(kind: str) -> str:

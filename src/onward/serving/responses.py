@@ -42,7 +42,7 @@ class ResponsesRequest(ChatFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Alternatives per token whose log-probabilities are returned; None: no log-probabilities."""
+        """Number of alternatives per token whose log-probabilities are returned; None: no log-probabilities."""
         if LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         if self.top_logprobs:
@@ -54,8 +54,8 @@ class ResponsesRequest(ChatFields):
 
 @router.post("/v1/responses", response_model=None)
 async def responses(body: ResponsesRequest, http: Request) -> Any:
-    """Answer a conversation: return a list of items, a message or calls of tools, as JSON or, if the request asks for a
-    stream, as server-sent events."""
+    """Answer a conversation: return a list of items, such as a message or calls of tools, as JSON or, if the request
+    asks for a stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
     for name in "n", "n_cmpl":

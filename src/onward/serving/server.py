@@ -106,8 +106,8 @@ def serve(
     ready: Callable[[str, Sequence[Served]], None],
     load_more: Callable[[str], Sequence[Served]] | None = None,
 ) -> None:
-    """Listen, load the models, and answer requests until a signal; `ready` is called with the address once they are
-    loaded, and `load_more` with the name of a model that an administrator adds. Raises a UserError if it cannot listen
+    """Listen, load the models, and answer requests until a signal; `ready` is called with the address and the loaded
+    models, and `load_more` with the name of a model that an administrator adds. Raises a UserError if it cannot listen
     on the address, and any exception of `load`."""
     check_addresses(options)
     keys, spans = options.keys(), Spans(options.otlp_traces_endpoint) if options.otlp_traces_endpoint else None
@@ -157,7 +157,7 @@ def serve(
     with bound:
         server.run(sockets=[bound])
     if service.worker.is_alive():
-        service.worker.join(LEAVE)  # a thread in machine code crashes while Python ends
+        service.worker.join(LEAVE)  # a thread that runs machine code may crash while Python ends
     if spans:
         spans.close()
     if failures:

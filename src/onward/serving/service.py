@@ -38,8 +38,8 @@ LOG = logging.getLogger("onward.serving")
 PROMPTS = 2048  # largest number of prompts in a request
 ANSWERS = 128  # largest number of answers to a prompt
 TOKENS = 1 << 22  # maximum of prompts x answers x tokens of each answer; 4 logprobs of a token count as a token
-SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
-BRIEF = 2_048  # characters that are tokenized in less time than another thread takes to start
+SHORT = 16_384  # largest number of characters of a prompt that is tokenized in some milliseconds
+BRIEF = 2_048  # largest number of characters that are tokenized in less time than another thread takes to start
 
 
 class Service:
@@ -85,7 +85,8 @@ class Service:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def model(self, name: str | None) -> Served:
-        """The model with this name, by default the first; raises an ApiError for an unknown name, or if not ready."""
+        """The model with this name, by default the first; raises an ApiError if it is unknown, or the server not
+        ready."""
         self.check_ready()
         name = name or next(iter(self.served))
         if name not in self.served:

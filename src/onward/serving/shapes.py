@@ -1,4 +1,4 @@
-"""The types of a request's fields: the first mismatch of a request, and fields that the types do not have.
+"""The types of a request's fields: functions that find the first mismatch of a request, and fields that the types lack.
 
 A type is an annotation that pydantic reads. A class of fields is a model of pydantic, or a TypedDict.
 """
@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
 LOOKED_AT = 4096  # largest number of parts of a value that are searched for unknown fields
-SHOWN = 80  # characters of a value in a message
+SHOWN = 80  # largest number of characters of a value in a message
 MISSING = object()  # the value of a required field that a request lacks
 WORDS: dict[Any, tuple[str, str]] = {  # words for a type, in the singular and the plural
     int: ("a whole number", "whole numbers"),
@@ -34,7 +34,7 @@ class Words(str):
 
 
 def not_bool(value: Any) -> Any:
-    if isinstance(value, bool):  # Python treats these as 1 and 0
+    if isinstance(value, bool):  # Python treats True and False as 1 and 0
         raise ValueError("true and false are not numbers")
     return value
 
@@ -63,7 +63,7 @@ def mistake(kind: Any, value: Any, path: str = "") -> tuple[str, str] | None:
 
 
 def unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
-    """Paths, such as `messages[].color`, of fields inside a value that its type lacks, except null."""
+    """Paths, such as `messages[].color`, of the fields inside a value that its type lacks and that are not null."""
     for one in alternatives(kind):
         if is_container(one, value) and holds_fields(one):
             if fields := fields_of(one):

@@ -54,7 +54,10 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     tokenizer = served.lm.text()
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
-        raise ApiError("give one of prompt (or content) and messages", param="prompt")
+        raise ApiError(
+            "Cannot tokenize both a prompt and messages, or neither: give one of prompt (or content) and messages",
+            param="prompt",
+        )
     if body.prompt is not None and body.content not in (None, body.prompt):
         raise ApiError("prompt and content are both given and differ: leave one out", param="content")
     for name in OF_MESSAGES if text is not None else SPECIAL:
@@ -67,7 +70,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
             raise ApiError(
                 "add_special_tokens and add_special are both given and differ: leave one out", param=SPECIAL[1]
             )
-        (special,) = given  # by default as vLLM and llama.cpp have it
+        (special,) = given  # its default is that of vLLM for prompt, and of llama.cpp for content
         check_size(len(text), served, "prompt" if body.content is None else "content")
         tokens = await service.compute(lambda: tokenizer.encode(text, special=special), size=len(text))
     else:
@@ -106,7 +109,7 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
 @router.get("/tokenizer_info")
 async def tokenizer_info(http: Request, model: str | None = None) -> dict[str, Any]:
     """Return as JSON the control tokens of a tokenizer by name, and its chat template (null without one). `model` is
-    the name of the model, by default the first."""
+    the name of the model, by default that of the first."""
     tokenizer = service_of(http).model(model).lm.text()
     templates = tokenizer.templates
     template = templates.get("default") or next(iter(templates.values()), None)

@@ -57,7 +57,7 @@ class Tools:
 
 
 def named_in(choice: Mapping[str, Any], functions: Sequence[Function]) -> str:
-    """The tool in an item of tool_choice, in the format of chat completions or of responses."""
+    """The name of the tool in an item of tool_choice, in the format of chat completions or of responses."""
     inner = choice.get("function")
     name = inner.get("name") if isinstance(inner, Mapping) else choice.get("name")
     if name is None:

@@ -36,8 +36,8 @@ PATIENCE = 0.003  # maximum seconds that a step waits for the event loop to send
 class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
     while there is no request. Between two steps, it does one piece of the work in `pieces`, which runs models outside
-    the engines, once steps have taken as long as the previous piece. No client has more than `share` of the rows while
-    another one waits. `coming` has an item for each request on its way to `add`."""
+    the engines, once steps have taken as long as the previous piece. `share` limits the rows of each client, see
+    `take_turns`. `coming` has an item for each request on its way to `add`."""
 
     def __init__(self, observe: StepObserver, share: float = 1.0, coming: Collection[object] = ()) -> None:
         super().__init__(name="onward-engine", daemon=True)
@@ -50,7 +50,7 @@ class Worker(threading.Thread):
         self.debt = 0.0  # seconds that decoding has to catch up
         self.spare: deque[Callable[[], object]] = deque()
         self.wake, self.stopping = threading.Event(), False
-        self.sent = threading.Event()  # the event loop has sent the last step's tokens
+        self.sent = threading.Event()  # set when the event loop has sent the last step's tokens
         self.jobs: dict[Request, Job] = {}  # used only by the engine's thread
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
@@ -116,7 +116,7 @@ class Worker(threading.Thread):
                 self.inbox.popleft()()
             if path := self.files.changed():
                 self.fail(path)
-                self.wake.wait()  # a request that was accepted before is ended too
+                self.wake.wait()  # a request that was on its way wakes this thread, and is ended too
                 continue
             self.next_piece()
             for engine in self.engines:
@@ -189,7 +189,7 @@ class Worker(threading.Thread):
         rows = Counter(map(client, scheduler.active))
         if len({*rows, *map(client, scheduler.waiting)}) == 1:
             return
-        turns, before = rows.copy(), dict[Request, int]()  # rows and requests of its client before it
+        turns, before = rows.copy(), dict[Request, int]()  # number of its client's rows and requests up to it
         for request in scheduler.waiting:
             turns[client(request)] += 1
             before[request] = turns[client(request)]
@@ -207,7 +207,9 @@ class Worker(threading.Thread):
         self.jobs |= dict.fromkeys(job.answers, job)
         try:
             if job.engine not in self.engines:
-                raise ApiError("the model was removed before its answer began", 404, "model", "model_not_found")
+                raise ApiError(
+                    "the model was removed before its answer began: choose another", 404, "model", "model_not_found"
+                )
             job.opened.enter_context(job.context)
             for request in job.answers:
                 job.engine.add(request)

@@ -17,11 +17,11 @@ Tables = Mapping[str, Mapping[str, Any]]
 
 
 def add_published(inner: tokenizers.Tokenizer, tables: Tables, names: Mapping[str, str], file: str) -> None:
-    """Add the tokens that the files `tables` of a folder list or name to its vocabulary, in the order of transformers:
+    """Add to a vocabulary the tokens that the files `tables` of its folder list or name, in the order of transformers:
     first the listed ones by id, then the other control tokens. `names` are the control tokens of the vocabulary's class
     by name, `file` is the name of the vocabulary's file, which decides the ids of the tokens it has.
 
-    Raises a UserError for a token whose listed id it cannot have."""
+    Raises a UserError for a token that cannot get its listed id."""
     known = {token.content: token for token in inner.get_added_tokens_decoder().values()}
     control, unnamed = named(tables, names)
     entries = listed(tables, {token.content for token in (*control, *unnamed) if token.special})
@@ -39,7 +39,7 @@ def add_published(inner: tokenizers.Tokenizer, tables: Tables, names: Mapping[st
         if inner.token_to_id(content) != i:
             raise UserError(
                 f"Cannot add the token {content!r} of tokenizer_config.json or added_tokens.json, because {file} gives "
-                f"it another id than {i}: copy or download the files again"
+                f"it an id other than {i}: copy or download the files again"
             )
 
 
@@ -56,7 +56,7 @@ def listed(tables: Tables, control: Container[str]) -> list[tuple[int, AddedToke
 
 
 def named(tables: Tables, names: Mapping[str, str]) -> tuple[list[AddedToken], list[AddedToken]]:
-    """The control tokens of a folder with a name such as bos_token, and those without."""
+    """The control tokens of a folder that have a name such as bos_token, and those without a name."""
     given = dict(tables.get("tokenizer_config.json", {}))
     if "added_tokens_decoder" not in given:
         older = tables.get("special_tokens_map.json", {})

@@ -32,7 +32,7 @@ MARKS = {  # Unicode noncharacters that stand for a control token, by whether it
 }
 Span = tuple[int, int, int]  # a token: its id, and where in the text it begins and ends
 ASSISTANT = ("assistant", "model")  # roles of the assistant
-SHOWN = 20  # characters of a text in a message
+SHOWN = 20  # characters of a text in an error message
 TAUGHT = ("content", "tool_calls", *REASONING)  # fields of the assistant's messages that a model learns to write
 
 
@@ -66,7 +66,7 @@ class Chat:
     in part, remain plain text, except tokens that the vocabulary contains as ordinary text, such as `</think>` in some.
     The usual roles count as text of the template, since some templates write `'<|' + role + '|>'`.
 
-    Messages are given to the template as they are, except for three differences between models. The reasoning of a
+    Messages are given to the template in a common format, see `Messages`. The reasoning of a
     message is available under each of the names that templates use. Arguments of tool calls are tables. If the template
     does not write a message, it is tried with the content None instead of an empty one, and with the role system
     instead of developer; a message or a tool call that the template still does not write is a UserError.
@@ -174,7 +174,7 @@ class Chat:
                 result.append(self.example(own))
             turns = [*kept, new]
         if not turns:
-            raise UserError("no token is trained, since the assistant says nothing: add an answer")
+            raise UserError("Cannot train on this conversation, because it has no answer to train: add one")
         return [*result, self.example(turns)]
 
     def turn(self, talk: Messages, index: int) -> Turn:
@@ -201,7 +201,7 @@ class Chat:
             if longer[:written] == text[:written] and end and not longer[written:next_at].strip():
                 return Turn(longer[:end], start, end)
         after = max(talk.end_of(text, index, name) for name in messages[index])
-        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # more text may follow them
+        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # more text may follow
         if closing:
             return Turn(text, start, closing[-1])
         raise UserError(
@@ -243,8 +243,8 @@ class Chat:
         return Conversation([i for i, _, _ in tokens], trained, str.__getitem__(text, slice(None)))
 
     def tokens(self, text: MaskedString) -> list[Span]:
-        """(token id, start, end) of each token. Only control tokens whose characters were all written by the template
-        become control tokens."""
+        """(token id, start, end) of each token. The text of a control token becomes this token only if the template
+        wrote all of its characters."""
         own = self.controls(text)
         encoded = self.inner.encode(text, add_special_tokens=False)
         if self.spans(text, encoded) == own:

@@ -31,7 +31,7 @@ NEW = (
     "\u0870\U0001dfe5\U00011f04\U00011f50\U00031350\U0002ebf0\u1c89\U00010d40\U00016ea0\U00011de0\U000323b0"
     "\u1734\u180e\u2028\ufeff\x85\x1c"
 )
-RUN = PIECE  # characters without a word boundary that `tiktoken` can encode
+RUN = PIECE  # length of a run without a word boundary that `tiktoken` can encode
 GROUP = 64 * PIECE  # characters encoded at a time, to bound memory
 WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # the beginning of a word; only Python takes \x1c-\x1f as space
 
@@ -74,7 +74,7 @@ def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> 
 
 
 def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
-    """An encoder by `tiktoken`, on one core; None if it is not installed or would give other ids.
+    """An encoder by `tiktoken`, on one core; None if it is not installed or could give other ids.
 
     Texts with surrogates, and long pieces without a word boundary, for which `tiktoken` overflows its stack, are
     encoded by `tokenizers`."""
@@ -144,7 +144,7 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
 
 def same_characters(characters: str = NEW) -> bool:
-    """Whether both libraries agree which of these characters are letters, numbers and spaces."""
+    """Whether both libraries agree on which of these characters are letters, numbers and spaces."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}

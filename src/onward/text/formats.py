@@ -29,7 +29,7 @@ def read_other(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tok
 
 def add_ends(inner: tokenizers.Tokenizer, config: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
     """Let the tokenizer put the beginning-of-text token before a text and the end-of-text token after it, as
-    tokenizer_config.json specifies for files that do not."""
+    tokenizer_config.json specifies for files without such a rule."""
     first = bos if config.get("add_bos_token") else None
     last = eos if config.get("add_eos_token") else None
     if used := [token for token in (first, last) if token is not None]:

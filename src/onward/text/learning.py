@@ -16,12 +16,12 @@ from tokenizers import models, pre_tokenizers, trainers
 def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
     """Train byte-level BPE on texts, which are iterated once and split by GPT-2's pattern (Radford et al. 2019).
 
-    It has at most `size` ids: the control token, the 256 bytes, and a token for each merge, the most frequent pair
-    first."""
+    The vocabulary has at most `size` ids: the control token, the 256 bytes, and a token for each merge, the most
+    frequent pair first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe
-    except ImportError:  # some machines have no wheel
+    except ImportError:  # it has no wheel for some machines
         return by_tokenizers(texts, size, control, alphabet)
     counter = ffbpe.PreTokenizer([]).word_counter()
     counter.add_source(texts)
@@ -47,7 +47,7 @@ def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[
 
 
 def interruptible(work: Callable[[], object]) -> None:
-    """Run a function that ignores signals in a thread, so that Ctrl-C takes effect at once."""
+    """Run, in a thread, a function that ignores signals, so that Ctrl-C takes effect at once."""
     done = Future[None]()
 
     def run() -> None:

@@ -31,7 +31,7 @@ class MaskedString(str):
     operation has the source OTHER.
     """
 
-    # An operation that loses the mask is safe: text from anywhere else never has control tokens.
+    # An operation that loses the mask is safe: text without a mask never becomes a control token.
     _mask: str  # templates cannot read private attributes
 
     def __new__(cls, text: str, mask: str | None = None) -> MaskedString:

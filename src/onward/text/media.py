@@ -10,7 +10,7 @@ import tokenizers
 from onward.base.errors import UserError
 
 KEY = re.compile(r"((\w+_)?(image|video|audio|vision)(_\w+)?|[be]o[ia])_token(_id|_index)?")
-TABLES = "extra_special_tokens", "thinker_config"  # nested tables that can also have keys of this kind
+TABLES = "extra_special_tokens", "thinker_config"  # nested tables whose keys can also match KEY
 
 
 def media_tokens(tables: Mapping[str, Mapping[str, Any]], inner: tokenizers.Tokenizer) -> dict[int, str]:

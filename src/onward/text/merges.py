@@ -85,7 +85,7 @@ def read_merges(folder: Path, tables: Tables) -> tuple[tokenizers.Tokenizer, Map
     if name not in CLASSES:
         raise UserError(
             f"Cannot read vocab.json and merges.txt in {folder}, because Onward does not know how {name} splits texts: "
-            f"add a tokenizer.json, or in tokenizer_config.json one of the tokenizer_class {', '.join(CLASSES)}"
+            f"add a tokenizer.json, or set tokenizer_class in tokenizer_config.json to one of {', '.join(CLASSES)}"
         )
     kind = CLASSES[name]
     if name == "OpenAIGPTTokenizer":

@@ -59,7 +59,7 @@ class Messages:
 
     def render(self, add_generation_prompt: bool) -> MaskedString:
         """Render the first variant of the messages (see `readings`) for which the template writes every message and
-        tool call, and set `messages` to this variant. If there is none, raise the error of the first."""
+        tool call, and set `messages` to this variant. If there is none, raise the error of the first variant."""
         first: UserError | None = None
         for messages in [*self.readings()]:
             self.messages = messages

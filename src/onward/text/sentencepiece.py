@@ -222,8 +222,8 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
 
 
 def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
-    """Compare with the file's self-test samples, (text, expected pieces joined by spaces), except samples with unknown
-    tokens."""
+    """Compare the tokenizer's pieces with the file's self-test samples, (text, expected pieces joined by spaces),
+    except samples with unknown tokens."""
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:

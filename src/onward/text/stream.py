@@ -17,7 +17,7 @@ class TextStream:
         self.tokenizer = tokenizer
         self.decoded = list(before[-LOOK_BACK:])  # tokens of the text returned last, on which a decoder may depend
         self.pending: list[int] = []  # tokens after these, whose text can still change
-        self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
+        self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # the only state for byte-level tokenizers
 
     def push(self, token: int) -> str:
         """Add a token; return the new text that no further token can change, which never ends with an incomplete

@@ -153,5 +153,6 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
 
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
-    """The values of `output`, bit for bit, whose gradient also flows to `same`, equal values computed for a trace."""
+    """Return `output`, bit for bit, with a gradient that also flows to `same`, the equal values computed for a
+    trace."""
     return output + (same - same.detach()).type_as(output)

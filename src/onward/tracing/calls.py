@@ -17,7 +17,7 @@ class Forward:
     """The record of one call of a traced model, with the position of each token in its own text (prompt and answer)."""
 
     positions: Tensor | None = None  # (B or 1, T), positions of the tokens in their texts; None before the blocks run
-    running: bool = False  # False while activation checkpointing computes a block again: that is not recorded
+    running: bool = False  # False while activation checkpointing computes a block again, which is not recorded
 
     def begin(self, width: int, positions: Tensor | None, device: torch.device) -> None:
         """Record that the call of the model begins, with rows of `width` tokens at `positions` (B, T), by default 0, 1,

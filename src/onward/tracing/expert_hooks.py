@@ -1,5 +1,4 @@
-"""Hooks for the activations of a mixture of experts: the router's scores, choices and routing weights, and the units
-(inputs of the down projection) and outputs of each token's experts."""
+"""Hooks for the activations of a mixture of experts."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from onward.tracing.hooks import ModelHooks
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> None:
     """Add the hooks for the router's scores and choices, the routing weight of each expert (0 if not chosen), and the
-    units and outputs of each token's experts."""
+    units (inputs of the down projection) and outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # per thread, since another thread may run the same module
 

@@ -81,8 +81,8 @@ def describe(model: Decoder, hooks: ModelHooks) -> None:
 
 
 def run_uncompiled(change: int) -> None:
-    """Count open traces and edits, of all models, threads and tasks: while there are any, torch.compile compiles
-    nothing."""
+    """Count open traces and edits, of all models, threads and tasks: while there are any, torch.compile, if it was
+    loaded before the first, compiles nothing."""
     global traced
     traced += change
     if not traced:

@@ -212,9 +212,10 @@ def trace(
     of an activation with heads, units or experts selects one. Only matching activations are kept.
 
     `t.calls` lists the calls of the model with their positions; `t.of(request)` returns the activations of one request
-    of an engine. The outputs stay bit-for-bit identical. With `gradients`, `t.grad(name)` is the gradient after a
-    backward pass. `keep(name, tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a
-    statistic. A trace records activations after edits, and only the calls of its own thread or asyncio task.
+    of an engine. The outputs are bit-for-bit those of the uncompiled model. With `gradients`, `t.grad(name)` is the
+    gradient after a backward pass. `keep(name, tensor)` returns the value to keep in place of the tensor, such as
+    `tensor.cpu()` or a statistic. A trace records activations after edits, and only the calls of its own thread or
+    asyncio task.
     """
     recorded = Trace(activations(model), patterns, gradients, keep)
     with listening(model, recorded):

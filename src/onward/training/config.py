@@ -83,7 +83,7 @@ class ComputeOptions:
 class WatchOptions:
     """Measurements and saves. They affect the weights only if a step fails: the run then goes back to a save."""
 
-    validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
+    validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: up to twenty in the run
     validation_tokens: TokenCount = 16_384  # number of tokens of the validation text to use during the run
     evaluation_tokens: SizeOrZero = 0  # validation tokens to use after the last step; 0: all, or fewer with --time
     evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
@@ -119,7 +119,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         object.__setattr__(self, "model", presets.plain_changes(self.model))
         chosen = [name for name in ("steps", "time", "epochs") if getattr(self, name)]
         if len(chosen) > 1:
-            raise UserError(f"{' and '.join(chosen)} are both given: choose one of steps, time and epochs")
+            raise UserError(f"{' and '.join(chosen)} are given together: choose one of steps, time and epochs")
         if not chosen:
             object.__setattr__(self, "time", "5m")
         if self.time and seconds(self.time) < 1:

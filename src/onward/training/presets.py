@@ -30,9 +30,9 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the decoder configuration of `preset`, either a published model or a size in PRESETS, with Qwen 3's
-    architecture, for a vocabulary of `vocab_size` tokens. `changes` are values that replace fields, by field name.
-    Raises a UserError if `changes` give the model a smaller vocabulary."""
+    """Return the decoder configuration of `preset`, either a published model or, with Qwen 3's architecture, a size in
+    PRESETS, for a vocabulary of `vocab_size` tokens. `changes` are values that replace fields, by field name. Raises a
+    UserError if `changes` give the model a smaller vocabulary."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:

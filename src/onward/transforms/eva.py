@@ -96,7 +96,7 @@ class LayerInputs:
     def distribute(self) -> None:
         """Distribute `budget`, the sum of all ranks, over the layers: the components of all layers are sorted by the
         share of variance that they explain, and a layer's rank is the number of its components among the first
-        `budget`. Of layers with the same inputs, the first gets the highest rank."""
+        `budget`. Of layers with the same inputs, none gets a higher rank than the first."""
         known = [(share, n) for n in self.first for share in self.components[self.first[n]].shares()[: self.most[n]]]
         best = Counter(name for _, name in sorted(known, key=lambda one: -one[0])[: self.budget])
         self.ranks = {name: best[name] for name in self.first}

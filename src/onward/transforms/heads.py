@@ -1,5 +1,5 @@
-"""A head in addition to the language model head: predicts rewards, values or classes from the hidden states of a
-trained model.
+"""A head, besides the language model head, that predicts rewards, values or classes from the hidden states of a trained
+model.
 
 The head is the module `score` as in transformers' sequence classification models, and is saved with the weights.
 

@@ -257,8 +257,8 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
 
 @torch.no_grad()
 def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
-    """The adapters of this name for saving, by weight, each combined with the adapter below it into one adapter whose
-    rank is the sum."""
+    """The adapters of this name for saving, by weight, each combined with the adapter below it, if any, into one
+    adapter whose rank is the sum."""
     joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
         parts = [lower, *([joined[weight]] if weight in joined else [])]
@@ -314,7 +314,7 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     """Add the changes of the LoRA adapters called `name` to the weights of a model, in place, and remove the adapters.
 
     The sum is computed in at least fp32 and rounded once. A head tied to the embedding gets its own weight if either
-    has an adapter. Raises a UserError for a quantized model, whose weights cannot represent the sum.
+    has an adapter. Raises a UserError for adapters of quantized weights, which cannot represent the sum.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))

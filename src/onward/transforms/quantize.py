@@ -41,7 +41,7 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
         scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         return (weight / scales[:, None]).round_().to(torch.int8), scales
     groups = weight.unflatten(1, (-1, GROUP))
-    # the largest magnitude gets the code -8, the largest in int4
+    # the element of largest magnitude gets the code -8
     extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     scales = (extreme / -8).bfloat16()
     inverse = torch.where(scales == 0, 0.0, 1 / scales.float())

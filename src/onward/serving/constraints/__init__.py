@@ -1,1 +1,1 @@
-"""Constraints in processes of their own, each with a limit of time and of memory."""
+"""Constraints in processes of their own, each with limits on time and memory."""

@@ -1,5 +1,6 @@
 """The processes of constraints. One parent process holds the vocabularies. It forks a child for each constraint, which
-prepares it and then computes the masks of its answers, and for each check of an answer. Does not import torch.
+prepares the constraint and then computes the masks of answers, and a child for each check of an answer. Does not import
+torch.
 
 Shapes: V vocabulary.
 """
@@ -84,13 +85,13 @@ def serve(connection: Connection) -> None:
 
 
 def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
-    """Prepare a constraint, and answer with its masks: the message (source, target, token) creates the state `target`,
-    which follows the state `source` after a token; a single number drops a state. The answer is a Mask, or the message
-    of a UserError."""
+    """Prepare a constraint, and send its masks: the message (source, target, token) creates the state `target`, which
+    follows the state `source` after a token; a single number drops a state. The reply to a triple is a Mask, or the
+    message of a UserError."""
     limit_memory(task.memory)
     connection.send(os.getpid())
     states: dict[int, TextConstraint] = {}
-    given: Any = (-1, 0, -1)  # the state before the first token
+    given: Any = (-1, 0, -1)  # creates the state before the first token
     while True:
         try:
             if isinstance(given, int):
@@ -115,7 +116,8 @@ def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
 
 
 def check(connection: Connection, task: Check) -> None:
-    """Send a sentence with the reason why the text does not conform to the schema, "" if it conforms."""
+    """Send a sentence with the reason why the text does not conform to the schema, "" if it conforms; nothing if memory
+    runs out."""
     limit_memory(task.memory)
     seconds = math.ceil(SECONDS) + 1  # in case the check itself does not end in time
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
@@ -124,7 +126,7 @@ def check(connection: Connection, task: Check) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process allocate this many more bytes."""
+    """Let this process allocate at most `more` further bytes."""
     if sys.platform == "linux":  # on other systems only the time is limited
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + more

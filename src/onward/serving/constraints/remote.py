@@ -39,7 +39,7 @@ from onward.text.tokenizer import Tokenizer
 
 STEP = 2.0  # seconds in which the mask of the next token must be computed
 FAILED = 256  # largest number of remembered constraints that cannot be used
-Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocabulary and size, kind, text, end tokens
+Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # constraint: tokenizer, vocabulary size, kind, text, end tokens
 
 
 class Constraints:
@@ -50,7 +50,7 @@ class Constraints:
         self.limits = limits
         self.parent = Parent()
         self.kept: OrderedDict[Key, Child] = OrderedDict()  # the least recently used first
-        self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # with an item for each waiting request
+        self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # list: an item per waiting request
         self.failed: OrderedDict[Key, str] = OrderedDict()
         self.threads = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-constraints")
         self.checks = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-checks")
@@ -72,8 +72,8 @@ class Constraints:
         return self.kept[key].first
 
     async def shared(self, key: Key, child: Callable[[], Child]) -> None:
-        """Prepare a constraint once for all requests that wait for it; if none waits any longer, its process is
-        ended."""
+        """Prepare a constraint once for all requests that wait for it; if no request waits any longer, end its
+        process."""
         if key not in self.preparing:
             self.make_room()
             self.preparing[key] = asyncio.ensure_future(self.prepare(key, child())), []
@@ -128,8 +128,8 @@ class Constraints:
             self.failed.popitem(last=False)
 
     def make_room(self) -> None:
-        """If there are too many constraints, end the process of the least recently used one that no answer uses; an
-        ApiError if all are in use."""
+        """If there is no room for another constraint, end the process of the least recently used one that no answer
+        uses; raise an ApiError if all are in use."""
         if len(self.kept) + len(self.preparing) < self.limits.max_constraints:
             return
         unused = next((key for key, child in self.kept.items() if not child.users), None)
@@ -167,7 +167,7 @@ class Parent:
             return own
 
     def vocabulary(self, tokenizer: Tokenizer, size: int) -> int:
-        """The index of the vocabulary in the process; called by a task of `fork`."""
+        """The index of the vocabulary in the parent process; called by a task of `fork`."""
         if (tokenizer, size) not in self.vocabularies:
             assert self.connection is not None
             self.connection.send(pieces_of(tokenizer, size))
@@ -212,7 +212,7 @@ class Child:
         """Start the process and wait for it. Raises a UserError for a constraint that is too large, or cannot be
         met."""
         with self.lock:
-            if self.failure:  # its client has disconnected
+            if self.failure:  # no request waits for it any longer
                 raise UserError(self.failure)
             task = self.language.what, self.language.source, tuple(self.end_tokens), self.memory
             self.connection = parent.fork(lambda: Task(parent.vocabulary(self.tokenizer, self.size), *task))

@@ -1,4 +1,4 @@
-// Attention: lines from one token to those that a head reads, and all heads as rows.
+// Attention: lines from one token to the tokens that a head reads, and the weights of all heads as rows.
 import { ask } from "./api.js";
 import { at, node, quoted, shade } from "./dom.js";
 import { rolesOf } from "./parts.js";

@@ -1,4 +1,4 @@
-// Elements of the page, its line of status, and copying.
+// Elements of the page, its status line, and copying.
 
 export const at = (id) => document.getElementById(id);
 
@@ -18,7 +18,7 @@ export function shade(made, share) {
 
 export const quoted = (text) => `“${text.replaceAll("\n", "↵")}”`;
 
-// A sentence in the line of status, with a button if `action` is [label, function].
+// Show a sentence in the status line, with a button if `action` is [label, function].
 export function say(message = "", action = null) {
   at("status").className = "";
   at("status").replaceChildren(message, ...(action ? [" ", button(action[0], action[1])] : []));

@@ -33,7 +33,7 @@ export function asked(conversation, turn, { system: own }) {
   return { messages: [...system, ...talk, { role: "user", content: turn.prompt }] };
 }
 
-// Give an answer its prompt as token ids and as pieces of text, with the server's data about the model's context.
+// Give an answer its prompt as token ids and as pieces of text, with the stop texts and the model's context length.
 export async function prepare(conversation, turn, answer, signal) {
   if (answer.prompt) return;
   const body = { model: answer.model, return_token_strs: true, ...asked(conversation, turn, answer) };
@@ -105,7 +105,7 @@ export function outcome(end) {
 
 export const canContinue = (end) => end?.reason === "stopped" || end?.reason === "error" || (end?.reason === "length" && !end.full);
 
-// An answer that a reader has written: its tokens, whose probabilities are unknown.
+// An answer that the user has written: its tokens, whose probabilities are unknown.
 export async function written(conversation, turn, text, settings) {
   const answer = { ...newAnswer(conversation, settings), text };
   await prepare(conversation, turn, answer);

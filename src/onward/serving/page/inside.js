@@ -41,8 +41,7 @@ async function text() {
   return { model: answer.model, tokens: tokens.slice(cut), texts: texts.slice(cut), promptLength: Math.max(0, answer.prompt.length - cut), cut, target: one.token, edits: (answer.leaf.end?.settings ?? answer.settings)?.edits, node: one };
 }
 
-// Redraw the panel. If `only` is "chosen", redraw only its first line; if it is the name of a view, redraw only if
-// this view is open.
+// Redraw the panel. If `only` is "chosen", redraw only its first line; if it is the name of a view, redraw this view only if it is open.
 export async function refresh(only = "") {
   headline();
   const view = tab(), shown = !at("inside").hidden;

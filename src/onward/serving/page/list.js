@@ -56,7 +56,7 @@ export function drawList(shown) {
 export function makeList(opened, forgotten, renamed) {
   [open, forget, named] = [opened, forgotten, renamed];
   refresh();
-  addEventListener("storage", () => { // another window has changed them
+  addEventListener("storage", () => { // another window has changed the conversations
     refresh();
     drawList(current);
   });

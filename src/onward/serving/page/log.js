@@ -65,7 +65,7 @@ function figures(answer, end) {
   return parts.join(" · ");
 }
 
-// A button, and the row that it shows: the request of an answer in several forms.
+// A button, and the row that it shows: the request of an answer in several formats.
 function shared(turn, end) {
   const buttons = ["link", "curl", "Python", "command"].map((name) => button(name, () => acts.share(turn, name)));
   const note = end?.whole ? "" : "It gives another text: this version was continued, or changed by hand.";
@@ -125,9 +125,9 @@ export function drawAll(conversation, view) {
   toEnd();
 }
 
-// While an answer is written, nothing else is changed.
+// Disable the buttons that change an answer or a message while an answer is written.
 export function setBusy(busy) {
-  for (const one of at("log").querySelectorAll("[title^=Let], [title^=Another], [title^=Change]")) one.disabled = busy;
+  for (const one of at("log").querySelectorAll("[title^=Continue], [title^=Another], [title^=Change]")) one.disabled = busy;
 }
 
 // Draw a new last turn, and redraw the turn before it, which is no longer the last.

@@ -116,7 +116,7 @@ function newVersion(turn, given) {
   return answer(turn, answerOf(turn), answerOf(turn).root, given);
 }
 
-// Answer a turn again: a version of its answer, if model and system message are the same.
+// Answer a turn again: as a version of its answer if model and system message are the same, else as a new answer.
 async function regenerate(turn, given = { ...settings(), seed: newSeed() }) {
   turn = reach(turn) ?? turn;
   const own = answerOf(turn), before = own && versions(turn).length;
@@ -341,7 +341,7 @@ async function open() {
     await fromLink();
   } catch (error) {
     report(error);
-    if (error.status === 503) setTimeout(open, 1000); // it loads its models
+    if (error.status === 503) setTimeout(open, 1000); // the server loads its models
   }
 }
 open();

@@ -1,4 +1,4 @@
-// The request of an answer in other forms: a link, curl, Python, and the command.
+// The request of an answer in other formats: a link, a curl command, Python code, and an onward command.
 import { KNOBS } from "./options.js";
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;

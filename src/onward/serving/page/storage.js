@@ -12,7 +12,7 @@ export const read = (name) => tried(() => localStorage.getItem(name), null);
 export const names = () => tried(() => Object.keys(localStorage), []);
 export const forget = (name) => tried(() => localStorage.removeItem(name));
 
-// Keep a text; returns whether it was stored.
+// Store a text; return whether this succeeded.
 export const write = (name, text) => tried(() => (localStorage.setItem(name, text), true), false);
 
 // The value of a JSON text; `otherwise` if the text is not JSON, or is null.

@@ -11,7 +11,7 @@ const newId = () => crypto.getRandomValues(new Uint32Array(3)).join("-");
 export const newConversation = (mode) => ({ id: newId(), title: "", mode, system: "", updated: 0, turns: [] });
 export const answerOf = (turn) => turn.answers[turn.shown];
 
-// As JSON keeps it, with trees as lists.
+// A conversation as it is stored in JSON, with trees as lists.
 function flat(conversation, turns = conversation.turns) {
   const answer = ({ root, leaf, error, model, system, settings }) =>
     ({ rows: packed(root), leaf: [...all(root)].indexOf(leaf), error, model, system, settings });
@@ -59,7 +59,7 @@ export function load(id) {
   }
 }
 
-// Forget a conversation; returns a function that brings it back.
+// Delete a stored conversation; return a function that restores it.
 export function remove(id) {
   const text = read(PREFIX + id), head = heads.get(id);
   forget(PREFIX + id);

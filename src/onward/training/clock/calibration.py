@@ -38,7 +38,7 @@ from onward.training.step.validation import validate
 T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does the work of the run's caller at each validation
 
-TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
+TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps: seconds, and 1/TRIAL_PART of the budget
 FULL_MEASUREMENT = 60.0  # for shorter runs (in seconds), validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time to plan with if steps are fixed at the start, since a machine's speed varies
 OPTIONAL = 20  # validations and the evaluation at the end each take at most 1/OPTIONAL of the time by default

@@ -31,7 +31,7 @@ from onward.training.step.trainer import StepPlan
 
 LAW = LossLaw(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
 REPEATS = 15.4  # repetitions that reach 63 % of the maximum effect of repetition (R* of the paper)
-TIE = 0.005  # smaller differences of forecasts: take the larger size, which the law underrates in short runs
+TIE = 0.005  # if forecasts differ by less, take the larger size, which the law underrates in short runs
 SPREAD = 0.1  # maximum relative error of the law on the runs that it was fitted to
 SHARE = 0.05  # maximum share of the time budget for timing
 TIMED = 3  # timed steps of each size

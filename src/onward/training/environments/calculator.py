@@ -43,7 +43,7 @@ class Calculator(Talk, kind="calculator"):
 
 def calculated(expression: str) -> str:
     """Return the value of an expression of numbers, + - * / // % and parentheses as text; "error" for any other text,
-    for more than 200 characters, and for operations with results beyond 1e15. Runs no code."""
+    for more than 200 characters, and for operations without a result or with one beyond 1e15. Runs no code."""
 
     def value(node: ast.expr) -> float:
         match node:

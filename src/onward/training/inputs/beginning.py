@@ -69,7 +69,7 @@ def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -
 def rows(config: FinetuneConfig, model: Decoder, inputs: Inputs) -> Iterator[Rows]:
     """Yield (tokens, positions, mask) for batches of the training examples, in the order of the run, from which EVA
     initializes adapters. The mask is True for the trained tokens or, if the examples are only prompts, for all tokens
-    but the first."""
+    but the first of each example."""
     windows, size = inputs.windows(config, model.config.context_length), config.batch_size
     for start in range(0, min(PASSES * len(windows), BATCHES * size), size):
         batch = windows.read(range(start, start + size)).to(model.device)

@@ -180,7 +180,8 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
     source = open_source(locate(teacher))
     if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
         raise UserError(
-            f"the teacher {teacher} has another vocabulary than {base}: use a teacher with the same tokenizer"
+            f"the vocabulary of the teacher {teacher} differs from that of {base}: use a teacher with the same "
+            "tokenizer"
         )
     if (rows := source.family()[1].vocab_size) < tokenizer.vocab_size:
         raise UserError(

@@ -37,7 +37,7 @@ class InputsRecord:
 
 
 def read_record(folder: Path) -> InputsRecord:
-    """Return the content of a run's inputs.json. Raises a UserError for a key that is missing or of another type."""
+    """Return the content of a run's inputs.json. Raises a UserError for a missing key or a value of the wrong type."""
     path = folder / "inputs.json"
     record = fields.build(InputsRecord, read_json(path), str(path))
     for name in {*(name for name, _ in record.train), record.validation} - {""}:

@@ -147,7 +147,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     UserError if they have changed, or the validation text is too short."""
     record = read_record(folder)
     data = {name: load_tokens(folder / name, verify) for name in record.data}
-    # the source with number n of each folder or, if n is None, all of them
+    # of each folder, the source with number n or, if n is None, all sources
     sources = [data[name].sources if n is None else data[name].sources[n : n + 1] for name, n in record.train]
     if not sources or not all(sources):
         raise UserError(f"{folder / 'inputs.json'}.train names a source that does not exist: restore it")

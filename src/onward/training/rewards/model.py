@@ -39,7 +39,8 @@ class Model(Reward, kind="model"):
         known = source.tokenizer()
         if tokenizer and (known is None or known.inner.get_vocab() != tokenizer.inner.get_vocab()):
             raise UserError(
-                f"the reward model {folder} has another vocabulary: train a reward model on the same base model"
+                f"the vocabulary of the reward model {folder} differs from that of the trained model: train a reward "
+                "model on the same base model"
             )
         model.eval().requires_grad_(False)
         return lambda completions: outputs(model, [[*c.prompt_tokens, *c.tokens] for c in completions])[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""Files of JSON lines that stay complete when the disk is full or the process is killed."""
+"""Files of JSON lines, of which a full disk or a killed process damages at most the last line."""
 
 import json
 import os

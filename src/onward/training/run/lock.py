@@ -136,7 +136,7 @@ def lock_exclusively(file: int) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process is training in a run folder now, or about to."""
+    """Return whether a process is training in a run folder now, or is about to."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Balance:
-    """Counts the tokens that a decoder's routers assign to each expert in training, and balances them.
+    """Counts the tokens that a decoder's routers assign to each expert in training, and balances the experts.
 
     Routers with a routing bias, usually sigmoid routers, are balanced by updates of this bias (DeepSeek-V3, DeepSeek-AI
     2024, section 2.1.2), other routers by an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2).

@@ -70,7 +70,8 @@ class Loss:
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the tensors that `state` returned, or the initial state if `tensors` is empty; by default nothing."""
+        """Restore the tensors that `state` returned, or the initial state if `tensors` is empty; by default does
+        nothing."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Muon(torch.optim.Optimizer):
     def updates(self, pairs: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Iterator[Tensor]:
         """Yield this process's shard of the orthogonalized update of each parameter in `pairs`, (parameter, this
         process's shard of the raw update). All parameters have the same `shape`, in which dimensions are swapped if
-        necessary so that rows are at most columns."""
+        necessary so that there are at most as many rows as columns."""
 
         def of_full(updates: Sequence[Tensor]) -> Tensor:
             done = orthogonalized(torch.stack([*map(wide, updates)]).flatten(0, -3))

@@ -5,7 +5,7 @@ from onward.base.own import named
 from onward.training.config import RunConfig
 from onward.training.step.loss import CrossEntropy, Loss, as_loss
 
-OPTIONS = "z_loss", "label_smoothing", "loss_chunk"  # of CrossEntropy
+OPTIONS = "z_loss", "label_smoothing", "loss_chunk"  # options of CrossEntropy
 EXAMPLE = "name a function of (model, batch) or an onward.Loss, as in mine:focal or mine:Focal(gamma=2)"
 
 

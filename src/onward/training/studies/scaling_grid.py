@@ -26,7 +26,7 @@ from onward.training.step.build import build_trainer
 from onward.training.step.trainer import StepPlan
 from onward.training.studies.variants import Variant
 
-BUDGETS, SIZES = 4, 3  # compute budgets, and models per budget
+BUDGETS, SIZES = 4, 3  # numbers of compute budgets, and of models per budget
 # ratio of successive budgets; successive sizes differ by its square root, so that budgets have sizes in common
 RATIO = 3.0
 BEST = 20.0  # tokens per parameter at the center of the sizes

@@ -107,7 +107,10 @@ def open_study(
     contains a grid for another budget.
     """
     if bool(budget) == bool(grid_flops):
-        raise UserError("give one of --budget, such as 10m, and --grid-flops, such as 1e12")
+        raise UserError(
+            "budget and grid_flops are both given, or both missing: give one of --budget, such as 10m, and "
+            "--grid-flops, such as 1e12"
+        )
     limit = seconds(budget, "budget") if budget else math.inf
     began, folder = perf_counter(), Path(config.out)
     config = replace(config, device=str(choose_device(config.device)))
