@@ -51,7 +51,7 @@ class Options:
     out: str  # file to write, which ends in .gguf, or a new folder
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
     importance: str = ""  # text file that determines the important weights for q4_k_m, q5_k_m and q6_k
-    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: one weight file
+    to: Literal["", "gguf", "hf", "single"] = ""  # default: gguf if OUT ends in .gguf, else hf; single: one weight file
     accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences to accept
     shard_bytes: float = 5e9  # maximum number of bytes in each weight file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory

@@ -46,9 +46,10 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the same distribution, faster. The model verifies several draft tokens in one step."""
+    """Speculative decoding: the same distribution, often faster. The model verifies several draft tokens in one
+    step."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's own layer
+    draft: str = ""  # folder of a smaller model with this tokenizer, or of a draft head; mtp: the model's MTP layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
 
 

@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """Estimate the model of the options; measure this machine if no device is named."""
+    """Estimate the model of the options; measure this machine unless they name another device."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.tables import amount, byte_count, operations
