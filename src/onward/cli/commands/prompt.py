@@ -17,7 +17,8 @@ from onward.config.ranges import Size
 
 ABOUT = """\
 Show the most likely answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4
-and more examples precede the question (in-context learning). The examples of a file, if one is given, come first, and then those in the prompt.
+and more examples precede the question (in-context learning). The examples of a file, if one is given, come first, and
+then those in the prompt.
 
 examples:
   onward prompt runs/mybook "great → good; hot → warm; huge →"
