@@ -56,8 +56,8 @@ HELD_OUT = 0.1008  # held-out fraction of the bytes of `embedded`, as in `onward
 
 @cache
 def embedded() -> Corpus:
-    """Collect the documentation of this Python: the topics of `help()` and the docstrings of the standard library (2.2
-    MB).
+    """Collect the documentation of this Python (2.2 MB): the topics of `help()` and the docstrings of the standard
+    library, without repetitions and texts of at most 40 characters.
 
     The docstrings are parsed from source files; nothing is imported. The text differs between Python versions.
     """

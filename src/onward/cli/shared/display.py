@@ -73,7 +73,7 @@ class Display:
 
     def show(self, event: Event) -> None:
         if isinstance(event, Step):
-            if not self.began or event.step <= self.first:  # the first step, or a step that is not later, after a rollback
+            if not self.began or event.step <= self.first:  # the first step, or a rollback to before it
                 self.began, self.first = perf_counter(), event.step
             self.step = event.step
             self.losses.append(event.loss)

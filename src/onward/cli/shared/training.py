@@ -232,8 +232,8 @@ def follow(run: "Run", requests: "Requests", say: Say) -> None:
                 say(event.sentence)
             elif isinstance(event, Rollback):
                 say(
-                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skipping windows "
-                    f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {run.folder / 'skipped.jsonl'}"
+                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skipping "
+                    f"windows {event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {run.folder / 'skipped.jsonl'}"
                 )
             elif display:
                 display.show(event)
