@@ -1,4 +1,5 @@
-"""Read a file in pieces: a text, a .jsonl or a .parquet file, possibly compressed. Imports nothing heavy."""
+"""Read a file, possibly compressed, in pieces: a text, a .jsonl, a .parquet, or a document whose text is extracted.
+Imports nothing heavy."""
 
 import bz2
 import codecs

@@ -175,8 +175,8 @@ def id_dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 def encode(
     tokenizer: Tokenizer, documents: Iterable[str], encode_batch: Encoder | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
-    index after each document's last token, (documents,) uint64.
+    """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token, if there is one.
+    Also returns the index after each document's last token, (documents,) uint64.
 
     A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks; the
     ids stay the same if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest encoder.

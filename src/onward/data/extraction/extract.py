@@ -13,7 +13,7 @@ from onward.data.extraction.pdf import pdf_text
 from onward.data.extraction.xml import xml_text
 
 MARKUP = {".html": "html", ".htm": "html", ".xhtml": "html", ".xml": "xml", ".md": "markdown", ".markdown": "markdown"}
-MARKUP |= {".ipynb": "notebook"}  # text files
+MARKUP |= {".ipynb": "notebook"}  # text files, unlike BINARY
 BINARY = {".pdf": "pdf", ".docx": "docx", ".epub": "epub"}
 KINDS = MARKUP | BINARY
 PLAIN = "", ".txt", ".text"  # suffixes of files that may nevertheless be HTML or PDF
@@ -87,7 +87,8 @@ def extracted(kind: str, content: bytes, name: str) -> str:
 
 
 def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield (line, whether it may be left out if it repeats): False for code, code fences, headings and long lines."""
+    """Yield (line, whether it may be left out if it repeats): False for blank and long lines, code, code fences and
+    headings."""
     fence = ""
     for line in text.split("\n"):
         mark = re.match("`{3,}|~{3,}", line.strip())
