@@ -158,7 +158,7 @@ def lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def shrink(file: Path) -> None:
-    """Delete the least recently used other files until they take at most FOLDER bytes."""
+    """Delete the least recently used files next to `file` until they take at most FOLDER bytes."""
     others = sorted((one for one in file.parent.glob(f"*{ENDING}") if one != file), key=lambda one: one.stat().st_mtime)
     size = sum(one.stat().st_size for one in others)
     while size > FOLDER:
