@@ -35,7 +35,7 @@ TASKS = {"sft": "SFT, all weights", "lora": "SFT, LoRA of rank 16", "grpo": "GRP
 PEERS = {"sft": ("trl",), "lora": ("trl", "peft"), "grpo": ("trl",)}
 WARM = 1  # number of steps that are not timed
 ROWS, LENGTH = 4, 256  # number of rows of SFT, and of tokens of a row
-PROMPTS, SAMPLES, COMPLETION = 4, 8, 32  # number of prompts of GRPO, of completions of each, and of tokens of a completion
+PROMPTS, SAMPLES, COMPLETION = 4, 8, 32  # number of prompts of GRPO, of completions of each, and of their tokens
 PROMPT = "The quick brown fox jumps over the lazy dog, and "
 
 
