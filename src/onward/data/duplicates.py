@@ -23,7 +23,7 @@ PERMUTATIONS = 128
 SHINGLE_WORDS = 5
 RECALL = 0.95  # fraction of the pairs exactly at the similarity threshold that the bands must find
 HASHES_AT_ONCE = 1 << 22  # number of documents whose hashes are in memory together
-PAIRS_AT_ONCE = 1 << 14  # pairs of signatures per comparison
+PAIRS_AT_ONCE = 1 << 14  # approximate number of pairs of signatures compared at a time
 KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; CONTINUED: continues the previous unit's document
 
 

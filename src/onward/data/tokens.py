@@ -27,7 +27,7 @@ from onward.text.tokenizer import Tokenizer
 T = TypeVar("T")
 INDEX = "data.json"
 MOST = 2**62  # maximum of any count
-PASSAGE_CHARS = 1 << 18  # characters encoded at a time
+PASSAGE_CHARS = 1 << 18  # approximate number of characters encoded at a time
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class SourceRecord:
     name: str  # name of the source, as given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
     tokens: Annotated[int, Range(0, MOST)]  # number of tokens
-    bytes: Annotated[int, Range(0, MOST)]  # bytes of the text
-    unknown_characters: Annotated[int, Range(0, MOST)]  # characters that the tokenizer does not know
+    bytes: Annotated[int, Range(0, MOST)]  # number of bytes of the text
+    unknown_characters: Annotated[int, Range(0, MOST)]  # number of characters that the tokenizer does not know
     shards: tuple[Shard, ...]
 
 

@@ -88,7 +88,7 @@ class Kept:
                 self.results |= results
 
     def divide(self, name: str, compute: Callable[[], None]) -> None:
-        """Call `compute` in each process, which adds a share of the results, and merge the results of all."""
+        """Call `compute`, which adds a share of the results, in each process, and merge the results of all."""
 
         def own() -> list[tuple[str, Any]]:
             self.added = []

@@ -29,7 +29,7 @@ def text_names(part: TextPart, names: Collection[str]) -> dict[str, str]:
 
 
 def renumbered(name: str, part: TextPart) -> str | None:
-    """Return the name with its layer renumbered without the skipped layers; None in a skipped layer."""
+    """Return the name with its layer renumbered without the skipped layers; None for a tensor of a skipped layer."""
     number = int(match[1]) if (match := LAYER.match(name)) else -1
     if number in part.skipped:
         return None

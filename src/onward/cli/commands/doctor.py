@@ -108,8 +108,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each finding; for a failed check also where the mistake is, how it was found, why it matters, and the
-    remedy."""
+    """Print a line for each finding; for a failed check also print where the mistake is, how it was found, why it
+    matters, and the remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<14} ", row["what"])

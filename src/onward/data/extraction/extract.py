@@ -130,7 +130,7 @@ def without_lines(text: str, repeated: frozenset[int]) -> tuple[str, int]:
 class Extraction:
     """Counts of the items extracted from a source, for a sentence about it."""
 
-    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes and bytes of text
+    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: counts of documents, bytes, and bytes of text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
     odd: list[str] = field(default_factory=list)  # HTML pages that are not UTF-8 and declare no encoding
