@@ -1,5 +1,4 @@
-"""Read a file, possibly compressed, in pieces: a text, a .jsonl, a .parquet, or a document whose text is extracted.
-Imports nothing heavy."""
+"""Read a file, possibly compressed, in pieces: a text, a .jsonl, a .parquet, or a document to extract text from."""
 
 import bz2
 import codecs
