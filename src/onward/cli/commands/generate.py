@@ -49,7 +49,7 @@ class Speculation:
     """Speculative decoding: the same distribution, often faster. The model verifies several draft tokens in one
     step."""
 
-    draft: str = ""  # folder of a smaller model with this tokenizer, or of a draft head; mtp: the model's MTP layer
+    draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's MTP layer
     lookup: SizeOrZero | None = None  # tokens to draft from the earlier text; 0: none; default: if drafts are faster
 
 
