@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="folder of a model with a draft head")
     parser.add_argument("--prompt", action="append", help="a prompt; may be given several times")
-    parser.add_argument("--new", type=int, default=200, help="tokens of an answer")
+    parser.add_argument("--new", type=int, default=200, help="number of tokens of an answer")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])

@@ -32,7 +32,7 @@ SIZES = {
     "30M": onward.DecoderConfig(vocab_size=8192, d_model=512, n_layers=8, n_heads=8, context_length=2048),
     "124M": CONFIG,
 }
-STORY = 250  # tokens of a story
+STORY = 250  # number of tokens of a story
 Pair = tuple[str, str]  # prompt and answer
 
 
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--model", choices=SIZES, default="30M")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8", "int4"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--texts", type=int, default=4, help="texts of each kind")
+    parser.add_argument("--texts", type=int, default=4, help="number of texts of each kind")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS, STORIES], default=[*KINDS, STORIES])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()

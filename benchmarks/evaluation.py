@@ -143,7 +143,7 @@ def peak() -> int:
 
 def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", type=int, default=2, help="questions of each task (default: 2)")
+    parser.add_argument("--questions", type=int, default=2, help="number of questions of each task (default: 2)")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
             results.append(json.loads(done.stdout.splitlines()[-1]))
     theirs, ours = results
-    print(f"{'':14}{'tasks (s)':>10}{'peak (MB)':>10}{'loss (s)':>10}{'peak (MB)':>10}")
+    print(f"{'':14}{'tasks (s)':>10}{'peak, MiB':>10}{'loss (s)':>10}{'peak, MiB':>10}")
     for side, one in zip(SIDES, results):
         figures = f"{one['seconds']:10.1f}{one['memory']:10,}{one['loss_seconds']:10.2f}{one['loss_memory']:10,}"
         print(f"{side:14}{figures}")

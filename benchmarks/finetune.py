@@ -1,5 +1,5 @@
 """Fine-tuning compared with TRL and PEFT: tokens per second of SFT, with LoRA and without, steps per second of GRPO,
-memory.
+and memory.
 
     python -m benchmarks.finetune [--rounds 2] [--precision bf16]
 
@@ -33,16 +33,16 @@ from onward.training import GRPO, Completion, PolicyGradient, Reward, optimizers
 CONFIG = onward.DecoderConfig(vocab_size=16_000, d_model=384, n_layers=8, n_heads=6, d_ff=1536, context_length=512)
 TASKS = {"sft": "SFT, all weights", "lora": "SFT, LoRA of rank 16", "grpo": "GRPO"}
 PEERS = {"sft": ("trl",), "lora": ("trl", "peft"), "grpo": ("trl",)}
-WARM = 1  # steps that are not timed
-ROWS, LENGTH = 4, 256  # rows of SFT, and tokens of a row
-PROMPTS, SAMPLES, COMPLETION = 4, 8, 32  # prompts of GRPO, completions of each, and tokens of a completion
+WARM = 1  # number of steps that are not timed
+ROWS, LENGTH = 4, 256  # number of rows of SFT, and of tokens of a row
+PROMPTS, SAMPLES, COMPLETION = 4, 8, 32  # number of prompts of GRPO, of completions of each, and of their tokens
 PROMPT = "The quick brown fox jumps over the lazy dog, and "
 
 
 def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each side (default: 2)")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps of a turn (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of turns of each side (default: 2)")
+    parser.add_argument("--steps", type=int, default=3, help="number of timed steps of a turn (default: 3)")
     parser.add_argument(
         "--precision", default="bf16", choices=["fp32", "bf16"], help="precision of both sides (default: bf16)"
     )
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -
 
 
 def print_table(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
-    """Print the best turn of each side, and the ratios of Onward to its peer."""
+    """Print the best turn of each side, and the ratio of Onward's speed to its peer's."""
     print(f"{'':24}{'onward':>12}{'trl':>12}{'ratio':>8}{'memory':>22}")
     for task, name in TASKS.items():
         if (task, "onward") not in found:

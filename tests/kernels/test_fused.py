@@ -21,7 +21,7 @@ DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # maximum relative differ
 
 @contextmanager
 def kernels(used: bool) -> Iterator[None]:
-    """Context manager: uses kernels for tensors of any size if `used`, else never."""
+    """Inside the context, use kernels for tensors of any size if `used`, else for none."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "COMPILED_AFTER", 0)
         patch.setattr(operations, "MIN_PARALLEL", 1 if used else 1 << 60)

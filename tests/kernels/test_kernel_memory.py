@@ -68,7 +68,7 @@ def test_kernel_does_not_depend_on_the_default_dtype(name: str) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of PyTorch's threads; restores it after the test."""
+    """Yield a function that sets the number of PyTorch's threads; restore the number after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)

@@ -62,7 +62,7 @@ def hooks(model: Decoder) -> list[list[str]]:
 
 
 def layers(model: Decoder) -> list[str]:
-    """The functions that wrap the forward of the first block, from the outermost to the method of the class."""
+    """The functions that wrap the forward method of the first block, from the outermost to the method of the class."""
     found, function = list[str](), model.blocks[0].forward
     while isinstance(function, partial):
         found.append(function.func.__qualname__)

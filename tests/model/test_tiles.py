@@ -1,4 +1,4 @@
-"""Long pieces of prompts in bf16 are attended by SDPA where a matrix unit computes it, if SDPA is faster."""
+"""The attention of long pieces of prompts in bf16 is computed by SDPA on a matrix unit, if that is faster."""
 
 from collections.abc import Iterator
 from typing import Any

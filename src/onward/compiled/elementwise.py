@@ -37,8 +37,8 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """Lower an operation of two operands, one of which may be a number. `of_floats` and `of_integers` name methods of
-    `Code`; `of_integers` is None if integers are not supported."""
+    """Return a function that lowers an operation of two operands, one of which may be a number. `of_floats` and
+    `of_integers` name methods of `Code`; `of_integers` is None if integers are not supported."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -64,8 +64,8 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """Lower an elementwise operation of one tensor by the formula of one element; the formula also takes the numeric
-    arguments after the tensor."""
+    """Return a function that lowers an elementwise operation of one tensor by the formula of one element; the formula
+    also takes the numeric arguments after the tensor."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]

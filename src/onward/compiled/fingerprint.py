@@ -146,8 +146,8 @@ def fingerprint_of_parts(model: Decoder) -> str:
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's bytes, limited only by the memory bandwidth: sums of 64-bit words, modulo 2 ** 64,
-    along two directions, so that the order of the words matters."""
+    """Return a hash of a tensor's bytes, at about the speed of memory: the SHA-256 of sums of its 64-bit words, modulo
+    2 ** 64, along two directions, so that the order of the words matters, and of the bytes left over."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

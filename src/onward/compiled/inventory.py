@@ -1,7 +1,7 @@
 """Everything that the forward pass of a model depends on, collected in one walk over its modules.
 
-Modules, their attributes and hooks, the config, tensors, the code of methods, autocast and the default dtype. The state
-of an object that is neither a module, a dataclass, a tensor nor a container is not included.
+It collects modules, their attributes and hooks, the config, tensors, the code of methods, autocast and the default
+dtype. The state of an object that is neither a module, a dataclass, a tensor nor a container is not included.
 """
 
 from __future__ import annotations

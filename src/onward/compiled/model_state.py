@@ -36,7 +36,7 @@ class ModelState:
         """Compare the model with the last snapshot, and take a new one if it has changed."""
         last, confirmed = self.snapshot, self.confirmed
         same = last is not None and (last.has_same_hooks() if confirmed or self.owned else last.holds())
-        if last and not confirmed and len(last.versioned) < len(last.inventory.tensors):  # some without a version
+        if last and not confirmed and len(last.versioned) < len(last.inventory.tensors):  # some have no version
             self.known = None
         self.confirmed = True
         if last is None or not same:

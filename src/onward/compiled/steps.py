@@ -101,8 +101,8 @@ def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
 
 
 class CompiledSteps:
-    """The compiled decoding steps, of the function `step`, that one runner uses: one for each shape (B, T) and the LoRA
-    adapters of its rows.
+    """The compiled decoding steps, of the function `step`, that one runner uses: one for each shape (B, T) and set of
+    LoRA adapters that its rows use.
 
     They are valid for the snapshot of the model that `state.follow()` returns, and are discarded when the
     model has changed. Steps stay uncompiled if the model has edits, replaced methods, or hooks other than those of LoRA

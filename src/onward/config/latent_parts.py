@@ -77,7 +77,7 @@ def index_source(config: ConfigFields, layer: int) -> int:
         if isinstance(other, LatentAttention) and isinstance(other.indexer, Indexer):
             return earlier
     raise UserError(
-        f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one: give it one"
+        f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one: give it its own"
     )
 
 

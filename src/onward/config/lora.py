@@ -72,7 +72,7 @@ class LoRA(Adapters, kind="lora"):
     the feed-forwards including stacks of experts, "blocks.0" those of the first block, "head" the head.
     """
 
-    rank: Size = 16  # rows of A, and columns of B
+    rank: Size = 16  # number of rows of A and of columns of B
     alpha: Annotated[float, Range(1e-6, 1e6)] | None = None  # the change is B A alpha / rank; none: twice the rank
     targets: tuple[str, ...] = ("blocks",)  # weights to adapt, as parts of their names, such as attn.q or mlp
     ranks: Mapping[str, SizeOrZero] = field(default_factory=dict)  # other ranks, by parts of names; 0: no adapter

@@ -56,7 +56,7 @@ class Mesh:
         return cls(**sizes)
 
     def __str__(self) -> str:
-        """Return the text that `parse` reads, without axes of one process."""
+        """Return the text that `parse` reads, without axes of one process; "replicate=1" for a single process."""
         return " ".join(f"{axis}={size}" for axis, size in vars(self).items() if size > 1) or "replicate=1"
 
     @property

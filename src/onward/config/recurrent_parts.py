@@ -101,9 +101,9 @@ class Mamba2(Recurrent, kind="mamba2"):
     size, and adds an update (Mamba-2, Dao and Gu 2024, arXiv:2405.21060). Inputs pass through a short convolution; a
     gate multiplies the output."""
 
-    n_heads: SizeOrZero = 0  # number of heads; 0: as many as make 2 d_model channels
+    n_heads: SizeOrZero = 0  # number of heads; 0: enough for 2 d_model channels
     d_head: Size = 64  # number of channels of a head
-    n_groups: Size = 1  # number of groups of heads that share the input and output projections of the state
+    n_groups: Size = 1  # number of groups of heads; those of a group share the projections into and out of the state
     d_state: Size = 128  # size of the state for each channel
     d_conv: Size = 4  # number of tokens that the convolution reads, the token itself included
     conv_bias: bool = True  # whether the convolution has a bias

@@ -28,8 +28,8 @@ def kv_users(config: ConfigFields, layer: int) -> list[int]:
 
 
 def check_shared_keys(config: ConfigFields) -> None:
-    """Raise a UserError if no earlier layer has the keys and values that a layer shares, or if it has different sizes
-    or positions."""
+    """Raise a UserError if no earlier layer has the keys and values that a layer shares, or if that layer has different
+    sizes or positions."""
     for layer in range(config.n_layers):
         source = kv_source(config, layer)
         kinds = [(at(config.attention, i).heads(config)[1:], at(config.position, i)) for i in (source, layer)]

@@ -22,7 +22,8 @@ def renaming(columns: str) -> dict[str, str]:
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
-    """Value of a column, or of a key within one by a path such as data.text; KeyError if there is none."""
+    """Return the value of a column, or of a key within a column by a path such as data.text. Raises KeyError if it is
+    missing."""
     if path in values:
         return values[path]
     name, _, rest = path.partition(".")

@@ -56,8 +56,8 @@ HELD_OUT = 0.1008  # held-out fraction of the bytes of `embedded`, as in `onward
 
 @cache
 def embedded() -> Corpus:
-    """Collect the documentation of this Python: the topics of `help()` and the docstrings of the standard library (2.2
-    MB).
+    """Collect the documentation of this Python (2.2 MB): the topics of `help()` and the docstrings of the standard
+    library, without repetitions and texts of at most 40 characters.
 
     The docstrings are parsed from source files; nothing is imported. The text differs between Python versions.
     """
@@ -146,7 +146,7 @@ def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """Docstring of each module, class and function below a folder; "" for each without one."""
+    """Yield the docstring of each module, class and function below a folder; "" for one without a docstring."""
     for _, tree in parsed_modules(folder):
         nodes: list[ast.AST] = [tree]
         for node in nodes:  # the loop appends nested statements; expressions have no docstrings
@@ -178,7 +178,7 @@ def get(name: str, folder: Path | None = None, progress: Progress = silent) -> P
 
 
 def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
-    """Download to `path` unless it exists with the right checksum; an interrupted download continues."""
+    """Download a corpus to `path` unless this file has the right checksum; continue an interrupted download."""
     if path.exists() and file_sha256(path) == wanted.sha256:
         return path
     part = path.with_suffix(".part")
@@ -199,7 +199,8 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
-    """Append the rest of the corpus to `part`; `progress` is called with its size in bytes."""
+    """Append the rest of the corpus to `part`, or write all of it if the server cannot resume; `progress` is called
+    with its size in bytes."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

@@ -45,8 +45,8 @@ class Constant:
 
 class Curriculum:
     """Weights that change over a run of N windows: the first n windows contain each source in proportion to its mean
-    weight over them, rounded. The N windows after the run have the sources in reverse order, the next N in the original
-    order, and so on."""
+    share of the weights over them, rounded. The N windows after the run have the sources in reverse order, the next N
+    in the original order, and so on."""
 
     def __init__(self, weights: Sequence[float | MovingWeight], total: int) -> None:
         grid = (np.arange(GRID) + 0.5) / GRID

@@ -23,7 +23,7 @@ PERMUTATIONS = 128
 SHINGLE_WORDS = 5
 RECALL = 0.95  # fraction of the pairs exactly at the similarity threshold that the bands must find
 HASHES_AT_ONCE = 1 << 22  # number of documents whose hashes are in memory together
-PAIRS_AT_ONCE = 1 << 14  # pairs of signatures per comparison
+PAIRS_AT_ONCE = 1 << 14  # approximate number of pairs of signatures compared at a time
 KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; CONTINUED: continues the previous unit's document
 
 
@@ -55,8 +55,8 @@ def band_match_probability(agreeing: int, width: int) -> float:
 
 @cache
 def band_width(similarity: float) -> int:
-    """Width of the widest bands that find the fraction RECALL of the pairs with this similarity. Wider bands mean fewer
-    comparisons."""
+    """Width of the widest bands that find at least the fraction RECALL of the pairs with this similarity. Wider bands
+    mean fewer comparisons."""
     least = ceil(similarity * PERMUTATIONS)  # minimum number of equal columns of near duplicates
     return max(width for width in range(1, PERMUTATIONS + 1) if band_match_probability(least, width) >= RECALL)
 
@@ -120,8 +120,8 @@ class Verdicts:
                     self.verdicts[later[pairs][agree.mean(1) >= similarity]] = NEAR
 
     def repeats(self, keys: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield (indices of kept documents whose key occurred before, index of the first document with each key).
-        `keys` maps a unit to the keys of its documents, (documents,) uint64."""
+        """Yield (indices of kept documents whose key occurred before, indices of the first documents with the same
+        keys). `keys` maps a unit to the keys of its documents, (documents,) uint64."""
         parts = 1 + len(self.verdicts) // HASHES_AT_ONCE
         for part in range(parts):
             indices, values = [], []

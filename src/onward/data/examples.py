@@ -28,7 +28,7 @@ from onward.text.tokenizer import Tokenizer
 
 Variables = Mapping[str, Any]  # variables of a chat template, such as tools
 NONE: Variables = MappingProxyType({})
-SPOKEN = "tool_calls", "reasoning_content", "reasoning", "thinking"  # fields that a message may have without content
+SPOKEN = "tool_calls", "reasoning_content", "reasoning", "thinking"  # fields that a message may have instead of content
 NO_TEMPLATE = "the model has no chat template for messages: name one, such as --template chatml"
 
 
@@ -227,7 +227,7 @@ class Examples:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, over all its sequences, (M,)."""
+        """Number of tokens of each example, over all its sequences, (M,)."""
         return (self.ends - self.starts).reshape(-1, self.per_example).sum(1)
 
     def all_tokens(self) -> Tokens:

@@ -1,4 +1,4 @@
-"""Read a file in pieces: a text, a .jsonl or a .parquet file, possibly compressed. Imports nothing heavy."""
+"""Read a file, possibly compressed, in pieces: a text, a .jsonl, a .parquet, or a document to extract text from."""
 
 import bz2
 import codecs

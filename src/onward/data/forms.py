@@ -14,7 +14,7 @@ from onward.data.records import Record
 from onward.data.unread import check_unread
 
 MOST_COLUMNS = 1 << 16  # maximum number of bytes of a record's JSON for rewards
-FOR_TEMPLATES = "tools", "chat_template_kwargs"  # variables of the chat template
+FOR_TEMPLATES = "tools", "chat_template_kwargs"  # fields with variables of the chat template
 OF_PAIRS = "chosen", "rejected", "margin"  # fields of preference data, which supervised fine-tuning ignores
 Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 

@@ -20,7 +20,7 @@ from onward.data.records import Record, read_records
 
 Values = Mapping[str, Any]
 MEDIA = "images", "image", "audio", "audios", "videos", "video"  # columns that raise an error unless they are empty
-QUESTIONS = "instruction", "question", "query", "input"  # columns whose texts are joined to a question
+QUESTIONS = "instruction", "question", "query", "input"  # columns whose texts are joined into one question
 
 
 @dataclass(frozen=True)

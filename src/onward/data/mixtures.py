@@ -10,7 +10,7 @@ from onward.data.curricula import Interleaving
 from onward.data.examples import Examples
 from onward.data.packing import ExampleBatch, PackedExamples, batch_of
 
-SET = "set"  # name of the number that stores the table of an example
+SET = "set"  # name of the number that stores the index of an example's table
 
 
 def joined(tables: Sequence[Examples]) -> Examples:

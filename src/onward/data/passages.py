@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 HEADING = re.compile(r"(#{1,6})\s+(\S.*)")
-NUMBER = re.compile(r"\d+(\.\d+)*\.?\s+(?=\S)")  # before a title
+NUMBER = re.compile(r"\d+(\.\d+)*\.?\s+(?=\S)")  # the number of a section, before its title
 LEAST = 40  # minimum number of characters in a passage
 QUESTION = re.compile(r"(?i)(how|what|why|when|where|which|who|can|does|do|is|are|should)\b.*")
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text under a heading of a document."""
+    """A text of a document, and the headings above it."""
 
     source: str  # name of the document
     headings: tuple[str, ...]  # headings above the passage, beginning with the title

@@ -31,7 +31,7 @@ from onward.text.tokenizer import Tokenizer
 
 REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # reasons for dropping a document, by verdict
 VERSION = 3  # version of a prepared folder's format, including the division of sources into units
-SAMPLES, SAMPLE_CHARS = 3, 200  # most dropped documents per reason in the report, and characters of each
+SAMPLES, SAMPLE_CHARS = 3, 200  # maximum number of dropped documents per reason in the report, and of their characters
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,10 @@ def prepare(
 
     For `sources` and `reading` see `documents`. A `tokenizer` given as text (see `train_tokenizer`) is learned from the
     sources. `workers` is the number of processes (0: one per core); the result does not depend on it. Each process
-    holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a .jsonl is never
-    split. Filters see only the first piece of a document in several pieces. `progress` is called with the description
-    of the running task, the bytes done, and the bytes in total; `measured` is filled at the end, unless the preparation
-    was resumed.
+    holds a few pieces of `sizes.piece_chars` characters in memory; rows of tables, lines of .jsonl files and files
+    whose text is extracted are not split. Filters see only the first piece of a document in several pieces. `progress`
+    is called with the description of the running task, the bytes done, and the bytes in total; `measured` is filled at
+    the end, unless the preparation was resumed.
 
     The folder appears when all shards are complete. An interrupted preparation continues if the same arguments are
     given again, and a complete folder is returned unchanged, unless one of its sources was a stream. Raises UserError

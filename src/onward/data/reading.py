@@ -7,7 +7,7 @@ from onward.base.errors import UserError
 
 @dataclass(frozen=True)
 class Reading:
-    """The options of every command that reads documents."""
+    """The options of the commands that read documents."""
 
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that contains the text
     encoding: str = "utf-8"  # encoding of the text files

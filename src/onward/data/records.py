@@ -36,7 +36,7 @@ class Record:
     """A row of a table: its values by column."""
 
     values: Mapping[str, Any]
-    place: str  # location for messages: data.jsonl line 3
+    place: str  # location for messages, such as data.jsonl line 3
     source: str = ""  # the source as the user named it: a file, a folder, a glob or a dataset
 
 

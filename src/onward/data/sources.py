@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 # a folder with two of these files is a run or contains tokens
 OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}
-BATCH_ROWS = 64  # rows of a dataset per read
-COPY_BYTES = 1 << 20  # bytes of a stream per copy
+BATCH_ROWS = 64  # number of rows of a dataset per read
+COPY_BYTES = 1 << 20  # number of bytes of a stream per read
 HUB = "hf://"
 # minimum and maximum number of files of a source that are searched for repeated lines
 LEAST_FILES, MOST_COMPARED = 3, 1000

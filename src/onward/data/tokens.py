@@ -27,7 +27,7 @@ from onward.text.tokenizer import Tokenizer
 T = TypeVar("T")
 INDEX = "data.json"
 MOST = 2**62  # maximum of any count
-PASSAGE_CHARS = 1 << 18  # characters encoded at a time
+PASSAGE_CHARS = 1 << 18  # approximate number of characters encoded at a time
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ class SourceRecord:
     name: str  # name of the source, as given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
     tokens: Annotated[int, Range(0, MOST)]  # number of tokens
-    bytes: Annotated[int, Range(0, MOST)]  # bytes of the text
-    unknown_characters: Annotated[int, Range(0, MOST)]  # characters that the tokenizer does not know
+    bytes: Annotated[int, Range(0, MOST)]  # number of bytes of the text
+    unknown_characters: Annotated[int, Range(0, MOST)]  # number of characters that the tokenizer does not know
     shards: tuple[Shard, ...]
 
 
@@ -175,8 +175,8 @@ def id_dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
 def encode(
     tokenizer: Tokenizer, documents: Iterable[str], encode_batch: Encoder | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
-    index after each document's last token, (documents,) uint64.
+    """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token, if there is one.
+    Also returns the index after each document's last token, (documents,) uint64.
 
     A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks; the
     ids stay the same if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest encoder.

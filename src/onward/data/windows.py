@@ -87,9 +87,9 @@ class Windows:
     SHIFTING, n - 1: each epoch then begins at a random offset, so that epochs leave out different targets.
 
     Without `weights` the sources are one text. With weights, one per source, each source has its own epochs. Constant
-    weights give each source exactly its share of every 10,000 windows, evenly spread; other weights change over a run
-    of `total` windows. With pack "documents", positions restart at 0 in each document and the last token of a document
-    has no target, so that no token attends to another document; with "stream" the documents are one text.
+    weights give each source its share, in whole windows, of every 10,000 windows, evenly spread; other weights change
+    over a run of `total` windows. With pack "documents", positions restart at 0 in each document and the last token of
+    a document has no target, so that no token attends to another document; with "stream" the documents are one text.
 
     Raises a UserError if the weights do not fit the sources, or if a source is shorter than one window.
     """

@@ -40,7 +40,7 @@ def write_answers(
     set.
 
     Answers in `kept` are not generated again, and new answers are added one by one; the processes `kept.replicas`
-    divide the answers. If answers fail, raises the error of the first one after all others are done."""
+    divide the answers. If answers fail, raises the first error after all other answers are done."""
     kept = kept or Kept()
     seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]
     alone = [replace(options, n=1, seed=seed) for seed in seeds]

@@ -1,4 +1,5 @@
-"""Run tasks: measure the share of questions that a model answers correctly, with its standard error."""
+"""Run tasks: measure a model's score, such as the share of questions that it answers correctly, with its standard
+error."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ class Asking:
         return "".join(shot.solved + self.separator for shot in self.shots) + question.context
 
     def pairs(self, question: Question) -> list[Pair]:
-        """The prompt with each choice."""
+        """The pairs of the prompt and each choice."""
         text, choices = self.text(question), question.choices
         if self.chat:
             return [pair_of(self.tokenizer, text, choice.lstrip(), self.chat.encode) for choice in choices]

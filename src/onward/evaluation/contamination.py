@@ -3,8 +3,8 @@
 Brown et al. (2020, appendix C) examined GPT-3 in this way: an example is dirty if one of its N-grams occurs in the
 training data. There an N-gram is N words without case and punctuation, with N = 13, or down to 8 for tasks with short
 examples; here it is 13 tokens of the model's tokenizer. Differences in case, punctuation or spaces give different
-N-grams: a question that is found was in the training text word for word, but a question that is not found may have been
-there in another form.
+N-grams: an N-gram that is found was in the training text word for word, but a question without one may have been there
+in another form.
 
 Shapes: T tokens of a part of the data.
 """

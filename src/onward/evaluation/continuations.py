@@ -28,7 +28,7 @@ FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that do not depe
 ROWS = 64  # maximum number of continuations per call
 TOKENS = 1 << 15  # maximum number of tokens in the rows of a call
 SAME = 32  # contexts with this many equal first tokens are read together
-CHUNK = 256  # tokens of a context per call
+CHUNK = 256  # number of tokens of a context per call
 
 
 @dataclass(frozen=True)
@@ -44,15 +44,16 @@ class Scored:
     """The log-probability of a continuation after its context, in nats."""
 
     logprob: float
-    greedy: bool  # whether every token is the model's most likely token
+    greedy: bool  # whether every token of the continuation is the model's most likely token
 
 
 def pair_of(
     tokenizer: Tokenizer, context: str, continuation: str, encode: Callable[[str], list[int]] | None = None
 ) -> Pair:
-    """Encode as lm-evaluation-harness does. Spaces at the end of the context belong to the continuation. Both are
-    encoded as one text; if the context alone has n tokens, the continuation begins after the first n tokens. An empty
-    context is replaced by the tokenizer's beginning-of-text token or, without one, its end-of-text token."""
+    """Encode a context and its continuation as lm-evaluation-harness does. Spaces at the end of the context belong to
+    the continuation. Both are encoded as one text; if the context alone has n tokens, the continuation begins after the
+    first n tokens. An empty context is replaced by the tokenizer's beginning-of-text token or, without one, its
+    end-of-text token."""
     encode = encode or tokenizer.encode
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation

@@ -13,7 +13,7 @@ from typing import Any
 from onward.base.arguments import shown
 from onward.base.errors import UserError
 
-LONGEST_WAIT = 60.0  # maximum number of seconds that a server may ask to wait
+LONGEST_WAIT = 60.0  # maximum number of seconds to wait if a server asks for it
 REPLY = 1 << 20  # maximum number of bytes in a reply
 AGAIN = 408, 409, 425, 429, 500, 502, 503, 504, 529  # statuses after which a request is repeated
 

@@ -37,7 +37,7 @@ class JudgeServer:
     model: str  # name of the judge's model on the server
     key_env: str  # environment variable that holds the API key; if it is not set, no key is sent
     seconds: float  # time limit for a request
-    concurrency: int  # concurrent requests
+    concurrency: int  # maximum number of concurrent requests
 
     def grades(self, texts: Sequence[str], graded: Callable[[int, float], None] = lambda i, grade: None) -> list[float]:
         """Grades from 0 to 10, divided by 10; `graded` is called with each index and grade as soon as it is known."""

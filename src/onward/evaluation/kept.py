@@ -88,7 +88,7 @@ class Kept:
                 self.results |= results
 
     def divide(self, name: str, compute: Callable[[], None]) -> None:
-        """Call `compute` in each process, which adds a share of the results, and merge the results of all."""
+        """Call `compute`, which adds a share of the results, in each process, and merge the results of all."""
 
         def own() -> list[tuple[str, Any]]:
             self.added = []
@@ -158,7 +158,7 @@ def lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def shrink(file: Path) -> None:
-    """Delete the least recently used other files until they take at most FOLDER bytes."""
+    """Delete the least recently used files next to `file` until they take at most FOLDER bytes."""
     others = sorted((one for one in file.parent.glob(f"*{ENDING}") if one != file), key=lambda one: one.stat().st_mtime)
     size = sum(one.stat().st_size for one in others)
     while size > FOLDER:

@@ -34,8 +34,8 @@ def corpus_score(metric: str, answers: Sequence[str], references: References) ->
 
 
 def bootstrap_error(metric: str, answers: Sequence[str], references: References) -> float:
-    """Standard error of BLEU or chrF: the deviation over samples of the questions, drawn with replacement (Koehn
-    2004)."""
+    """Standard error of BLEU or chrF: the standard deviation over samples of the questions, drawn with replacement
+    (Koehn 2004)."""
     rng, count = random.Random(0), len(answers)
     drawn = [rng.choices(range(count), k=count) for _ in range(ROUNDS)]
     return stdev(corpus_score(metric, [answers[i] for i in some], [references[i] for i in some]) for some in drawn)

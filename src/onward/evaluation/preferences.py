@@ -75,7 +75,8 @@ def preferred(made: Sequence[Pair], url: str, model: str) -> list[float]:
 
 
 def win_rate(verdicts: Sequence[float]) -> dict[str, float]:
-    """Return the share of comparisons that the second model wins, counting ties as a half, with its standard error."""
+    """Return the share of comparisons that the second model wins, counting ties as a half, with its standard error, and
+    the number of ties."""
     count = len(verdicts)
     error = stdev(verdicts) / math.sqrt(count) if count > 1 else math.nan
     return {"win_rate": fmean(verdicts), "standard_error": error, "ties": float(sum(v == 0.5 for v in verdicts))}

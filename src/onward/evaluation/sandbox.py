@@ -89,7 +89,7 @@ def set_limit(name: str, limit: int) -> None:
 
 
 def limit_files() -> None:
-    """Restrict the access to files as described above. Does nothing on a system without Landlock."""
+    """Restrict the access to files as described at the top of this file. Does nothing on a system without Landlock."""
     version = libc.syscall(CREATE_RULESET, None, 0, 1)
     if version < 1:
         return

@@ -57,9 +57,9 @@ class Evaluation:
     perplexity: float  # exp(loss)
     bits_per_byte: float  # comparable across tokenizers
     tokens: int  # number of predicted tokens
-    bytes: int  # bytes of the UTF-8 text of these tokens
+    bytes: int  # number of bytes of the UTF-8 text of these tokens
     context_length: int
-    stride: int  # tokens by which the window moves
+    stride: int  # number of tokens by which the window moves
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:

@@ -86,8 +86,8 @@ def evaluate_tokens(
     n_bytes: int | None = None,
     replicas: Alone = ALONE,
 ) -> Evaluation:
-    """Figures over token ids (T,) of any length. `n_bytes` is the length of their text, by default counted from the
-    tokens; an unknown character counts as the three bytes of U+FFFD."""
+    """Figures over token ids (T,) of any length. `n_bytes` is the number of bytes of their text, by default counted
+    from the tokens; an unknown character counts as the three bytes of U+FFFD."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:

@@ -1,4 +1,4 @@
-"""Families: published kinds of decoders. Each is a small file of this folder that translates in both directions.
+"""Families: published kinds of decoders. Each is a module that translates between their files and Onward's decoder.
 
 A family file defines
 

@@ -107,8 +107,8 @@ class AltUpModule(nn.Module):
 
 
 class AltUpBlockModule(SandwichModule):
-    """A sandwich block on one of S residual streams, with a parallel learned low-rank map of its input (Laurel); the
-    other streams also receive a projection of the vectors of the tokens for this layer, `context.inputs` (B, T, P).
+    """A sandwich block on one of S residual streams, with a parallel learned low-rank map of its input (Laurel). To all
+    streams but the first, it adds a projection of the tokens' vectors for this layer, `context.inputs` (B, T, P).
 
     The input x and the output have the shape (B, T, S * D); in the first block, `split` computes x from the embeddings,
     and in the last block, `merge` computes the mean of the streams."""

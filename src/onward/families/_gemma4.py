@@ -1,4 +1,4 @@
-"""The modules of Gemma 4: a block with a learned factor, embeddings of tokens in each layer, and experts, parallel to a
+"""The modules of Gemma 4: a block with a stored factor, embeddings of tokens in each layer, and experts, parallel to a
 dense feed-forward, that read the residual stream.
 
 Shapes: B batch, T tokens, D d_model, L layers, P width of a layer's inputs.

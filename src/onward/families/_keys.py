@@ -32,7 +32,7 @@ NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value of an unread key is equivalent to a missing key; a list of "full_attention" is."""
+    """Whether a value of an unread key is equivalent to a missing key; this includes a list of "full_attention"."""
     return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
 
 

@@ -1,4 +1,4 @@
-"""Layers of different types in a config.json, in both directions: their windows and their rotary positions."""
+"""Layers of different types in a config.json, in both directions: their windows."""
 
 from collections.abc import Sequence
 from dataclasses import replace

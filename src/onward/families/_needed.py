@@ -29,7 +29,7 @@ def text_names(part: TextPart, names: Collection[str]) -> dict[str, str]:
 
 
 def renumbered(name: str, part: TextPart) -> str | None:
-    """Return the name with its layer renumbered without the skipped layers; None in a skipped layer."""
+    """Return the name with its layer renumbered without the skipped layers; None for a tensor of a skipped layer."""
     number = int(match[1]) if (match := LAYER.match(name)) else -1
     if number in part.skipped:
         return None
@@ -39,7 +39,7 @@ def renumbered(name: str, part: TextPart) -> str | None:
 def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
     """Return the tensors of layers for multi-token prediction. Published models name these layers mtp, or number them
     from `n_layers` on, after the model's own layers, and give them a projection named eh_proj. Without it, the layers
-    are the model's own, and its config.json names too few."""
+    are the model's own, and its config.json gives too few layers."""
     found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
     numbers = {int(number) for number in found.values() if number}
     joins = any(re.search(rf"layers\.{n_layers}\.eh_proj\.", name) for name in found)

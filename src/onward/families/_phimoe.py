@@ -12,9 +12,9 @@ from onward.model.experts import SoftmaxRoutingModule
 
 class SparseMixerModule(SoftmaxRoutingModule):
     """The router of SparseMixer-v2 without the sampling of its training (Liu et al. 2024, arXiv:2409.12136): the two
-    experts with the greatest logits. The weight of each expert is its share in a softmax over the logits near its own;
-    for the second expert, the first is left out. With m the logit of the expert, logits z with (m - z) / max(|z|, m) >
-    2 `eps` are left out."""
+    experts with the greatest logits. The routing weight of an expert is its value in a softmax over the logits near its
+    own; for the second expert, the first is left out. With m the logit of the expert, logits z with (m - z) / max(|z|,
+    m) > 2 `eps` are left out."""
 
     def __init__(self, part: Routing, width: int, experts: int, top_k: int, eps: float) -> None:
         super().__init__(part, width, experts, top_k)

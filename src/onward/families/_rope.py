@@ -94,7 +94,7 @@ def a_rotary(c: DecoderConfig) -> Rotary:
 
 
 def without_rope(keys: HF) -> dict[str, Any]:
-    """Return the keys of a config.json without the keys for rotary positions of all layers."""
+    """Return the keys of a config.json without the keys for rotary positions that apply to all layers."""
     return {key: value for key, value in keys.items() if key not in (*LASTING, "rope_scaling", "rope_parameters")}
 
 

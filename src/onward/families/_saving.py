@@ -1,4 +1,4 @@
-"""Decoders as the config.json of a family: the parts that its `to_hf` requires, and whether it reads them back."""
+"""Decoders as the config.json of a family: the parts that `to_hf` requires, and whether `config` reads them back."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ GLM-4.7-Flash, GLM-5), gelu (the tanh approximation of GELU: Pythia, Falcon, MPT
 Phi-3.5-MoE), ramp (a rounded ramp of YaRN: GPT-OSS), step (no minimum step size: Nemotron-H) or window (no sliding
 window: the first Mistral).
 """
-FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that this command does not write
+FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # file formats that this command does not write
 Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]
 
 
@@ -50,8 +50,8 @@ class Options:
     model: str  # folder of the model, a GGUF file, or a name on the hub
     out: str  # file to write, which ends in .gguf, or a new folder
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
-    importance: str = ""  # text file that determines the important weights for q4_k_m, q5_k_m and q6_k
-    to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: one weight file
+    importance: str = ""  # text file on which the importance of weights is measured, for q4_k_m, q5_k_m and q6_k
+    to: Literal["", "gguf", "hf", "single"] = ""  # default: gguf if OUT ends in .gguf, else hf; single: one weight file
     accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences to accept
     shard_bytes: float = 5e9  # maximum number of bytes in each weight file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory

@@ -27,7 +27,7 @@ examples:
   onward data prepare mybook.txt notes/ talks.jsonl.gz --field body --out prepared/mine
   onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --gopher --near 0.8 --out prepared/web
   onward data prepare 'hf://user/name?name=config&split=train' --tokenizer bpe:32000 --out prepared/name
-  onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --out prepared/web --part 3/16     on one of 16
+  onward data prepare 'web/*.parquet' --tokenizer tokenizers/web --out prepared/web --part 3/16   one of 16 machines
   onward data join prepared/web
   onward train prepared/mine prepared/web --weights 0.3 --weights 0.7
   onward data list

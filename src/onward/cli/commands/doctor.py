@@ -51,7 +51,7 @@ class Options:
     loss: str = ""  # FILE.py:FUNCTION, where FUNCTION(logits, targets) returns your training loss
     cache: str = ""  # FILE.py:FUNCTION; FUNCTION(model) returns a cache: a function from new tokens to logits
     batches: str = ""  # FILE.py:NAME, a list of pairs (token ids, targets), or a function that returns such a list
-    validation_batches: str = ""  # FILE.py:NAME, the same for held-out text
+    validation_batches: str = ""  # FILE.py:NAME, held-out pairs in the format of --batches
     train: str = ""  # FILE.py:FUNCTION that trains: FUNCTION(model) or FUNCTION(model, optimizer, tokens, targets)
     text: str = ""  # text that a trained model should predict well; default: the validation text of a run
     validation: str = ""  # held-out text, if TARGET is training text
@@ -108,8 +108,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each finding; for a failed check also where the mistake is, how it was found, why it matters, and the
-    remedy."""
+    """Print a line for each finding; for a failed check also print where the mistake is, how it was found, why it
+    matters, and the remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<14} ", row["what"])

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def logits_of(text: str) -> dict[str, float]:
-    """Numbers by token name, "#0", "#1" and so on."""
+    """Parse numbers separated by commas; return them by token name, "#0", "#1" and so on."""
     try:
         logits = {f"#{index}": float(number) for index, number in enumerate(text.split(","))}
     except ValueError:

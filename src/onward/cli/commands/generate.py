@@ -46,10 +46,11 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the same distribution, faster. The model verifies several draft tokens in one step."""
+    """Speculative decoding: the same distribution, often faster. The model verifies several draft tokens in one
+    step."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's own layer
-    lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
+    draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's MTP layer
+    lookup: SizeOrZero | None = None  # tokens to draft from the earlier text; 0: none; default: if drafts are faster
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def draft_of(options: Options) -> 'LanguageModel | Literal["mtp"] | None':
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:
-    """The content of FILE for `--json-schema @FILE`."""
+    """Return the option json_schema with the content of FILE for `--json-schema @FILE`; {} for a schema or none."""
     asked = given.get("json_schema", "")
     if asked.startswith("@"):
         return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
@@ -151,7 +152,7 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def from_file(file: str, field: str) -> list[str]:
-    """One prompt per line or, in .jsonl and .parquet, per record."""
+    """Read prompts: one per line or, in .jsonl and .parquet, per record."""
     from onward.cli.shared.sources import announce
     from onward.data.formats import suffixes
     from onward.data.sources import documents

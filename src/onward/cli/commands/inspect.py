@@ -71,8 +71,7 @@ views of a text:
   neurons    the most active units of a feed-forward layer
   experts    the experts of each token
 
-views without a text of their own:
-  heads      as above
+view of a text file:
   features   the features of a sparse autoencoder of an activation, with their texts and effects
 """
 

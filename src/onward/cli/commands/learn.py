@@ -50,7 +50,7 @@ class Options:
     run: bool = False  # run the chapter's code, which writes its files to this folder
     web: str = ""  # write the chapter as a self-contained web page, such as attention.html
     notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
-    exercises: bool = False  # list the chapter's exercises that can be checked; without a chapter: those of all
+    exercises: bool = False  # list the chapter's exercises that can be checked; without a chapter: all exercises
     starter: str = ""  # write the exercises to a new Python file, such as mine.py, without their code
     check: str = ""  # check the functions in this Python file, such as mine.py, with random inputs
     answer: str = ""  # print the answer of the exercise with this name

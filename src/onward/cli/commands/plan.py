@@ -44,7 +44,7 @@ class Options:
         "tokens": ("price",),
     }
     model: str  # a release, a training preset, a folder, a config.json, a GGUF file or a name on the hub
-    context: Size | None = None  # tokens per text; default: the model's full context
+    context: Size | None = None  # number of tokens per text; default: the model's full context
     batch: Annotated[int, Range(1, 1 << 20)] = 1  # number of texts generated together, or of windows per training step
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # dtype of the weights in generation
     quantize: Literal["none", "int8", "int4"] = "none"  # quantize the weights in generation
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """Estimate the model of the options; measure this machine if no device is named."""
+    """Estimate the model of the options; measure this machine unless they name another device."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.tables import amount, byte_count, operations

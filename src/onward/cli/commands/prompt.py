@@ -17,8 +17,8 @@ from onward.config.ranges import Size
 
 ABOUT = """\
 Show the most likely answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4
-and more examples precede the question (in-context learning). Examples are read from the prompt, after the examples of
-a file, if one is given.
+and more examples precede the question (in-context learning). The examples of a file, if one is given, come first, and
+then those in the prompt.
 
 examples:
   onward prompt runs/mybook "great → good; hot → warm; huge →"
@@ -26,7 +26,7 @@ examples:
   onward prompt runs/mybook "huge →" --examples shots.csv --candidates big,small       your own answers
   onward prompt runs/mybook "huge →" --examples shots.csv --max-new-tokens 4           whole answers by beam search
   onward prompt gpt2 "Q: 2 + 2? A: 4
-Q: 3 + 4? A:" --json                                               a line for each example
+Q: 3 + 4? A:" --json                                               one line per example
 
 --examples takes a .jsonl, .json or .csv file of rows with a question (huge →) and its answer (big).
 """

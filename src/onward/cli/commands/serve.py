@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     head = options.draft if options.draft and is_draft_head(Path(options.draft)) else ""
     options = replace(options, draft="" if head else options.draft)
     names = *options.models, *({options.draft} - {"", "mtp"})
-    # downloads them, or raises an error if they do not exist
+    # downloads the models, or raises an error for a model that does not exist
     folders = [locate(name, options.revision) for name in names]
     dtype = getattr(torch, options.dtype) if options.dtype else None
     check_weights(folders, dtype, options.quantize or None)

@@ -12,7 +12,7 @@ from onward.base import fields
 from onward.base.arguments import Choice, Row, Several, Table, Type, field_types, type_of
 from onward.config.decoder import DecoderConfig
 
-LONGEST = 80  # maximum length of the choices in a placeholder
+LONGEST = 80  # placeholders of this length or more are replaced by NAME
 IMPORTS = "module to import first, which defines your own parts"
 
 

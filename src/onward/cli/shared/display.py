@@ -36,7 +36,7 @@ class NoSamples(UserWarning):
 
 class Display:
     """The progress of a run: on a terminal as a picture that is redrawn after steps, otherwise as lines at each
-    validation. In a run without a validation text, a line of figures is printed whenever a validation would be due."""
+    validation. In a run without held-out data, a line of figures is printed whenever a validation would be due."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -73,7 +73,7 @@ class Display:
 
     def show(self, event: Event) -> None:
         if isinstance(event, Step):
-            if not self.began or event.step <= self.first:  # the first step, or the first after a rollback
+            if not self.began or event.step <= self.first:  # the first step, or a rollback to before it
                 self.began, self.first = perf_counter(), event.step
             self.step = event.step
             self.losses.append(event.loss)

@@ -24,5 +24,4 @@ def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
 
 
 def tell_draft(model: str) -> None:
-    """Print that drafts come from the draft head in the model's folder."""
     console.print(f"drafts come from {model}/draft (--lookup 0: no drafts)", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from typing import AnyStr
 
 from onward.base.errors import UserError
 
-MOST_INPUT = 1 << 24  # maximum bytes of a prompt, or characters of a message; more than fits into a context
+MOST_INPUT = 1 << 24  # maximum number of bytes of a prompt, or of characters of a message; more than fit into a context
 
 
 def read_text() -> str:

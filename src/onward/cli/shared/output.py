@@ -13,7 +13,7 @@ from onward.base.fields import decimal, import_options
 
 console = Console(stderr=True, highlight=False)
 given_imports: list[str] = []  # modules that this command was given by --import
-MESSAGE = 1000  # maximum number of characters in a message
+MESSAGE = 1000  # number of characters to which longer messages are shortened
 WIDEST = 1000  # width in columns of tables that are not printed on a terminal
 
 

@@ -35,8 +35,8 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
     """Make the parser of the command `prog` from the fields of the dataclass `cls`. Its `--help` begins with the text
-    `about` and lists the options in the class variable `common`, in this order; then all others if `everything` or if
-    there are no common options."""
+    `about` and lists the options in the class variable `common`, in this order, and those of the command's part; then
+    all others if `everything` or if there are no common options."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = getattr(cls, "common", ())

@@ -61,6 +61,7 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    """The name of a run by its first source: the file without suffix, the folder of a glob, or stdin."""
+    """The name of a run by its first source: the file without suffix, the folder of a glob, or stdin; otherwise
+    "run"."""
     parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
     return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

@@ -41,7 +41,7 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """Return a sentence about the files in the folder `source`, outside `out`, that are not read as text; "" if there
+    """Return a sentence about the paths in the folder `source`, except `out`, that are not read as text; "" if there
     are none."""
     from onward.data.tokens import is_prepared
 

@@ -120,8 +120,8 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate a validation's text once before training, so that a run with a time limit can measure how long it
-    takes."""
+    """Generate a validation's text once before training, so that a run with a time limit can measure how long the
+    generation takes."""
     from onward.api.language_model import LanguageModel
     from onward.cli.shared.display import sample_text
 
@@ -202,8 +202,8 @@ def describe(run: "Run", say: Say) -> None:
 
 
 def examine(run: "Run", say: Say) -> None:
-    """Run the fast checks of `onward doctor` before the first step, and print their failures; they do not stop the
-    run."""
+    """Run the fast checks of `onward doctor` before the first step, unless the model is divided or not trained, and
+    print their failures; they do not stop the run."""
     frozen = isinstance(run.config, FinetuneConfig) and run.config.method.beside
     if run.step or run.processes.divides or frozen:
         return
@@ -232,8 +232,8 @@ def follow(run: "Run", requests: "Requests", say: Say) -> None:
                 say(event.sentence)
             elif isinstance(event, Rollback):
                 say(
-                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skips windows "
-                    f"{event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {run.folder / 'skipped.jsonl'}"
+                    f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}, skipping "
+                    f"windows {event.skipped[0]:,} to {event.skipped[1] - 1:,}, see {run.folder / 'skipped.jsonl'}"
                 )
             elif display:
                 display.show(event)

@@ -13,7 +13,7 @@ from onward.data.extraction.pdf import pdf_text
 from onward.data.extraction.xml import xml_text
 
 MARKUP = {".html": "html", ".htm": "html", ".xhtml": "html", ".xml": "xml", ".md": "markdown", ".markdown": "markdown"}
-MARKUP |= {".ipynb": "notebook"}  # text files
+MARKUP |= {".ipynb": "notebook"}  # text files, unlike BINARY
 BINARY = {".pdf": "pdf", ".docx": "docx", ".epub": "epub"}
 KINDS = MARKUP | BINARY
 PLAIN = "", ".txt", ".text"  # suffixes of files that may nevertheless be HTML or PDF
@@ -87,7 +87,8 @@ def extracted(kind: str, content: bytes, name: str) -> str:
 
 
 def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield (line, whether it may be left out if it repeats): False for code, code fences, headings and long lines."""
+    """Yield (line, whether it may be left out if it repeats): False for blank and long lines, code, code fences and
+    headings."""
     fence = ""
     for line in text.split("\n"):
         mark = re.match("`{3,}|~{3,}", line.strip())
@@ -129,7 +130,7 @@ def without_lines(text: str, repeated: frozenset[int]) -> tuple[str, int]:
 class Extraction:
     """Counts of the items extracted from a source, for a sentence about it."""
 
-    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes and bytes of text
+    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: counts of documents, bytes, and bytes of text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
     odd: list[str] = field(default_factory=list)  # HTML pages that are not UTF-8 and declare no encoding

@@ -42,7 +42,7 @@ class Element(NamedTuple):
 
     tag: str = ""
     hidden: bool = False  # whether its text is left out
-    content: str = ""  # "main" or "article" if it is inside one
+    content: str = ""  # "main" or "article" if it is one or is inside one
     code: bool = False  # whether white space is kept
     depth: int = 0  # number of open lists
     ordered: bool = False  # whether the list is numbered

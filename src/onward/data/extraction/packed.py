@@ -15,7 +15,7 @@ from onward.data.extraction.html import html_text
 from onward.data.extraction.markdown import markdown_text
 
 WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-MOST_UNPACKED = 1 << 28  # maximum number of bytes of a file in a document
+MOST_UNPACKED = 1 << 28  # maximum number of bytes of an unpacked file in a document
 
 
 def notebook_text(source: str, name: str) -> str:

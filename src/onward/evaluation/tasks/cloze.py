@@ -13,8 +13,8 @@ class Cloze(TextTask, kind="cloze"):
     """A multiple-choice task made from a text: a passage, and four continuations to choose from, the words that really
     follow and the words that follow three other passages."""
 
-    before: Size = 40  # words of the passage before the continuation
-    after: Size = 8  # words in a continuation
+    before: Size = 40  # number of words of the passage before the continuation
+    after: Size = 8  # number of words in a continuation
 
     separator = "\n\n"
 

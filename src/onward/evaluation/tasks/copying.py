@@ -17,7 +17,7 @@ class Copying(Task, kind="copying"):
     """A multiple-choice task: a random sequence of words, the beginning of the same sequence again, and four of its
     words, one of which comes next."""
 
-    words: Size = 8  # words in the sequence: at least 4, at most 20
+    words: Size = 8  # number of words in the sequence, limited to 4 ... 20
 
     def questions(self, count: int) -> list[Question]:
         rng, result = random.Random(0), []

@@ -28,7 +28,7 @@ class Judged(Task, kind="judged"):
     prompt: str = PROMPT  # template, with fields {question}, {reference} and {answer}
     key_env: str = "OPENAI_API_KEY"  # environment variable that holds the API key; if it is not set, no key is sent
     seconds: Annotated[float, Range(1e-3, 1e6)] = 60.0  # time limit for a request
-    concurrency: Annotated[int, Range(1, 1024)] = 8  # concurrent requests
+    concurrency: Annotated[int, Range(1, 1024)] = 8  # maximum number of concurrent requests
     tokens: Size = 256  # maximum number of tokens in an answer
 
     separator = "\n\n"

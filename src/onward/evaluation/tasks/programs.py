@@ -32,7 +32,7 @@ class Programs(Task, kind="programs"):
     """
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: argument of the test's check()
-    samples: Size = 1  # programs to generate for each row
+    samples: Size = 1  # number of programs to generate for each row
     k: Size | None = None  # k in pass@k, at most `samples`; default: 1, 10 and 100, up to `samples`
     temperature: Annotated[float, Range(0, 10)] = 0.0  # sampling temperature; 0.8 is usual with several samples
     tokens: Size = 512  # maximum number of tokens in a program

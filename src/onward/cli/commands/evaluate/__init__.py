@@ -208,7 +208,8 @@ Measure = Callable[["LanguageModel"], Any]
 
 
 def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """A function that evaluates a model on the texts of the options or, without any, on its run's validation text."""
+    """Return a function that evaluates a model on the texts of the options or, without any, on its run's validation
+    text."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts, evaluate_tokens
@@ -275,8 +276,8 @@ def own_questions(options: Options) -> "Iterator[Task]":
 
 
 def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """A function that evaluates a head on the examples of the options or, without any, on the held-out examples of its
-    run."""
+    """Return a function that evaluates a head on the examples of the options or, without any, on the held-out examples
+    of its run."""
     from onward.data.layouts import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 

@@ -44,7 +44,7 @@ def are_examples(sources: Sequence[str], field: str, columns: str, ignore: str) 
         return False
     try:
         record = next(iter(Records([named], columns, ignore)), None)
-    except UserError:  # the reader of texts or of examples reports the mistake
+    except UserError:  # reported later by the reader of examples, if its options are given, or of texts
         return bool(columns or ignore)
     layout = layout_of(record.values) if record else None
     if record is None or layout is None or record.values.get(field) is not None:

@@ -41,9 +41,10 @@ def contamination_rows(
     graded: Mapping[str, Sequence[GradedQuestions]], data: tuple[Tokenizer, Sequence[Tokens]], progress: Progress
 ) -> list[dict[str, Any]]:
     """Return a table row (dict) for each model and task: the share of the task's questions that occur in the training
-    data, the number of questions too short to be searched for, and the score with and without the questions that occur.
-    `graded` maps each model's name to its questions and grades, `data` are the tokenizer and the tokens of each source
-    of training data, and `progress` is called with the number of tokens searched."""
+    data, the number of questions too short to be searched for, the score with and without the questions that occur, and
+    the number of questions without them. `graded` maps each model's name to its questions and grades, `data` are the
+    tokenizer and the tokens of each source of training data, and `progress` is called with the number of tokens
+    searched."""
     from onward.evaluation.contamination import N, contaminated
 
     tokenizer, sources = data

@@ -29,7 +29,7 @@ def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageMode
 
 def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel:
     """Load this process's part of `model` with `options`; a tensor axis of the mesh of `replicas` divides the model.
-    Raises a UserError for options that do not work with a divided model."""
+    Raises a UserError if `options` ask to quantize it."""
     from onward.api.language_model import LanguageModel
     from onward.checkpoint.divided import load_divided
     from onward.hub.folder import locate

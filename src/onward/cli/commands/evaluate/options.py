@@ -40,7 +40,7 @@ class Options(Loading):
     limit: Size = 200  # maximum number of questions per task
     against: str = ""  # search this training data (prepared tokens or a run) for the questions
     stride: int = 0  # number of tokens by which the window moves; 0: the context length, without overlap
-    field: str = "text"  # field that contains the text in each .jsonl line
+    field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all

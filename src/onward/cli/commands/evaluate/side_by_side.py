@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onward.evaluation.preferences import Pair
     from onward.parallel.replicas import Replicas
 
-MOST_TOKENS = 256  # maximum length of an answer
+MOST_TOKENS = 256  # maximum number of tokens in an answer
 
 
 def compare_answers(options: Options, replicas: Replicas) -> None:

@@ -49,9 +49,10 @@ class Exam:
 
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool, replicas: Replicas) -> None:
-    """Evaluate models on the tasks of `exam`; print their scores, and by how much each further model differs from the
-    first, as tables or with `as_json` as JSON. The questions are divided over the processes of `replicas`; the first
-    process prints. Raises a UserError, after the other results are printed, if a task failed."""
+    """Evaluate models on the tasks of `exam`; store and print their scores; also print by how much each further model
+    differs from the first and, if `exam` names training data, the scores without the questions in it. The output is
+    tables or, with `as_json`, JSON. The questions are divided over the processes of `replicas`; the first process
+    prints. Raises a UserError, after the other results are printed, if a task failed."""
     from onward.reports.runs.scores import scores_of
 
     failures: dict[str, str] = {}
@@ -145,7 +146,7 @@ def run_all(
             from onward.harness import run_harness
 
             try:
-                # hide the library's progress bars
+                # only the first process shows the library's progress bars
                 with redirect_stderr(StringIO()) if replicas.rank else nullcontext():
                     outcome = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
                 graded += outcome.graded
@@ -160,8 +161,8 @@ def run_all(
 def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[Kept]:
     """Return a context manager whose value stores the model's answers to evaluation questions: with `keep`, in a file
     of the user's cache that also has the answers of earlier evaluations; otherwise, in memory. Ctrl-C inside the
-    context ends the process at once; if the answers are in a file, the first process of `replicas` prints that the same
-    command continues from them."""
+    context ends the process at once, unless it ignores SIGINT; the first process of `replicas` prints a message, which
+    names the file of answers if there is one."""
     from onward.evaluation.kept import Kept, kept_for, lines
 
     folder = cache_folder("answers") if keep else None
@@ -258,8 +259,8 @@ def step_of(model: str) -> int:
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
     """Return a table row (dict) for each task that two models share. A row contains the score of `other`, with the
     results `theirs`, minus the score of the first model, with the results `ours`; the 95 % interval of this difference;
-    McNemar's p-value, corrected by Holm's method for the number of tasks; and the smallest difference that this number
-    of questions can show."""
+    McNemar's p-value, corrected by Holm's method for the number of tasks, and whether it is below 0.05; and the
+    smallest difference that this number of questions can show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 
     both = [task for task in ours if task in theirs]

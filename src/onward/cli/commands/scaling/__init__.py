@@ -45,7 +45,7 @@ class Options:
     hours: str = ""  # optimum: training time in hours on --device
     device: str = "h100"  # device for --hours: b200, h200, h100, mi300x, a100, l40s, l4, v100, t4, rtx4090, rtx3090
     count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices for --hours
-    share: Annotated[float, Range(0.01, 1)] = 0.4  # share of peak operations that training reaches
+    share: Annotated[float, Range(0.01, 1)] = 0.4  # fraction of the peak operations per second that training reaches
     requests: str = ""  # optimum: number of tokens that the model will process in its lifetime, such as 1e12
     out: str = ""  # also draw the laws, to a file that ends in .svg, .pdf, .png, .html, .json or .csv
     json: bool = False  # print the result as JSON

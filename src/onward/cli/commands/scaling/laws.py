@@ -26,7 +26,8 @@ def fit_with_picture(runs: "Sequence[RunPoint]", out: str) -> "FittedLaw":
 
 def show_fit(result: dict[str, Any], out: str) -> None:
     """Print the fit of a scaling law from the JSON object `result`: the constants of the law with their intervals, the
-    forecast and the warnings; then print the picture's file name `out` unless it is ""."""
+    fits to the best run of each budget, the forecast and the warnings; then print the picture's file name `out` unless
+    it is ""."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
     shown = lambda value: f"{value if value > 1e-9 else 0:.4g}"  # the fit in log space cannot reach 0

@@ -28,7 +28,7 @@ examples:
   onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
 OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options for reading texts
-PASSAGE_CHARS = 4096  # characters per passage; script and kind are determined for each passage
+PASSAGE_CHARS = 4096  # maximum number of characters per passage; script and kind are determined for each passage
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Options:
         "data": OF_TEXT,
     }
     action: Literal["train", "compare", "show"]  # train SOURCES, compare A B, or show MODELS TEXT
-    names: tuple[str, ...] = ()  # texts; tokenizers (char, byte, bpe:N, a file or folder); models and a text (-: stdin)
+    names: tuple[str, ...] = ()  # SOURCES: texts; A, B: char, byte, bpe:N, a file or folder; TEXT may be - (stdin)
     out: str = ""  # folder for the trained tokenizer
     kind: Literal["bpe", "char", "byte"] = "bpe"  # byte-level BPE, characters, or bytes
     vocab_size: int = 4096  # maximum vocabulary size of a BPE tokenizer

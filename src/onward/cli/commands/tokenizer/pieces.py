@@ -45,8 +45,8 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
 
 
 def print_pieces(result: dict[str, Any], ids: bool) -> None:
-    """Print the result of `show`: for each tokenizer, the number of tokens, a line with the colored tokens and, with
-    `ids`, a table of the tokens."""
+    """Print the result of `show`: for each tokenizer, its numbers of tokens and of bytes per token, a line with the
+    colored tokens and, with `ids`, a table of the tokens."""
     output = Output(file=sys.stdout, highlight=False)
     for one in result["tokenizers"]:
         tokens = one["tokens"]
