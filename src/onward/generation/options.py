@@ -23,7 +23,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Options of generation: sampling, and the length, end, form and number of answers."""
+    """Options of generation: sampling, and the length, end, format and number of answers."""
 
     max_new_tokens: SizeOrZero | None = None  # maximum number of tokens in an answer; default: 256, or as many as fit
     min_new_tokens: SizeOrZero = 0  # minimum number of new tokens before a stop token can be generated

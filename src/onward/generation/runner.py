@@ -141,7 +141,7 @@ class Runner:
         return steps.run(tokens, positions, length) if steps else None
 
     def compiled_steps(self) -> CompiledSteps | None:
-        """Return the compiled steps of this model with this cache; None, also in later calls, if it cannot be
+        """Return the compiled steps of this model with this cache; None, also in later calls, if they cannot be
         compiled."""
         if self.compiled is None and self.state is not None and self.compile_after is not None:
             if unsupported(self.model, self.cache):

@@ -44,7 +44,7 @@ NAMES = {  # patterns of property names, by their format
 MANY = 200  # maximum number of alternatives that are compared with each other
 BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 FAR = 1e18
-REFERENCES = 8  # the longest chain of references that is followed to compare alternatives
+REFERENCES = 8  # the longest chain of references that is followed
 TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 Node = Mapping[str, Any]
 

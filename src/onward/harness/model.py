@@ -173,7 +173,7 @@ class HarnessModel(TemplateLM):
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:
-        """Convert a task's generation options to GenerationOptions; raises a UserError for an unsupported option."""
+        """Convert a task's generation options to GenerationOptions. Raises a UserError for an unsupported option."""
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)

@@ -160,7 +160,7 @@ def reason(task: str, failure: Exception) -> str:
 
         return (
             f"Cannot run {task}, because {repository[1] or repository[2]} of the Hugging Face hub is not in "
-            f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run it once with a "
+            f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run the task once with a "
             "network, or copy that folder from a machine that has it"
         )
     return f"lm-evaluation-harness cannot run {task}: {text}"

@@ -101,7 +101,7 @@ class Exercise:
 
 
 def edited(code: str, mistakes: Sequence[Mistake]) -> str | None:
-    """Apply `mistakes` to code; returns None if an earlier mistake has replaced the code that a later one changes."""
+    """Apply `mistakes` to code. Returns None if an earlier mistake has replaced the code that a later one changes."""
     for mistake in mistakes:
         if mistake.old not in code:
             return None

@@ -210,7 +210,7 @@ class BlockManager(CacheManager):
         return num_shared
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Allocate unshared blocks for positions start to end - 1 of a row; returns False, and changes nothing, if too
+        """Allocate unshared blocks for positions start to end - 1 of a row. Returns False, and changes nothing, if too
         few blocks are free. See `CacheManager.reserve`."""
         if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
             return False

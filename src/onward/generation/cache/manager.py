@@ -83,7 +83,8 @@ class CacheManager:
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row contains `tokens`, so that requests that begin with them can share its memory."""
+        """Record that a row contains `tokens`, in managers that share the memory of prefixes; this manager does
+        nothing."""
 
     def free(self, row: int) -> None:
         """Free a row and its memory after its request has left."""

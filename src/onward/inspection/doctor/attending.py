@@ -23,7 +23,7 @@ from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 from onward.model.extended import LateNormSelfAttentionModule
 
 TEXTS = 6
-GAIN = {"repeated": 1.5, "random": 0.5}  # small scores, for which softmax and soft caps are nearly linear
+GAIN = {"repeated": 1.5, "random": 0.5}  # keep scores small: softmax and soft caps are then nearly linear
 FIT = 0.05  # relative tolerance of a fitted factor
 ALIKE = 1e-4  # relative to the largest number: vectors that differ by less count as equal
 FASTEST = 1.05  # largest usual rotation of a pair of dimensions, in radians per token

@@ -171,7 +171,7 @@ class Operations(TorchDispatchMode):
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
         if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
-            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of such products also counts
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products with weights also counts
         elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
         if len(known) != 1 or known[0] is out:
@@ -253,8 +253,8 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
     """Return a context manager in which every part has a visible effect: each matrix multiplies the size of vectors by
-    about `gain`, and no parameter is zero. In a fresh model, the effect of many mistakes is smaller than rounding
-    errors."""
+    about `gain`, and no parameter has only zeros. In a fresh model, the effect of many mistakes is smaller than
+    rounding errors."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

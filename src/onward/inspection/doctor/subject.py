@@ -79,7 +79,7 @@ class ReachedError(BaseException):
 
 
 class Subject:
-    """The model to check, random token ids (2, T), and its logits for them; raises a UserError if the model returns
+    """The model to check, random token ids (2, T), and its logits for them. Raises a UserError if the model returns
     anything but logits."""
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
@@ -140,7 +140,7 @@ class Subject:
         return logits
 
     def longest(self, length: int) -> int:
-        """The greatest number of tokens, at most `length`, that the model accepts; raises a UserError if it accepts
+        """The greatest number of tokens, at most `length`, that the model accepts. Raises a UserError if it accepts
         neither `length` nor a smaller number of at least four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
@@ -187,7 +187,7 @@ class Subject:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
         """The user's loss of logits (B, T, V) and targets (B, T) or, without one, the model's own loss on the test
-        tokens; None if it returns none."""
+        tokens; None if the model returns none."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
