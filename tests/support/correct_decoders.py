@@ -1,4 +1,5 @@
-"""Unusual but correct decoders, in which the doctor must not report a mistake: variants of the styles, and others.
+"""Unusual but correct decoders, in which the doctor must not report a mistake: variants of the styles, and other
+decoders.
 
 A change is a style and its substitutions, as for mutants.
 """

@@ -71,7 +71,7 @@ class VerifiedModel:
         return PromiseFinding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """A cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
+        """The manager of a cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -198,7 +198,7 @@ def verify(
 
 
 def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
-    """Compare with another program; the note names the first layer whose residual stream differs."""
+    """Compare the logits with those of another program; the note names where the residual streams first differ."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 CASES = 20
-COLUMNS = 92  # of a chapter
+COLUMNS = 92  # width of a chapter in characters
 HEADER = "import math\n\nimport torch\nfrom torch import Tensor\n"  # all that an answer may use
 
 

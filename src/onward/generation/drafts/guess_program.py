@@ -100,7 +100,7 @@ class Programs:
 PROGRAMS: WeakKeyDictionary[DraftHead, Programs] = WeakKeyDictionary()
 
 
-@torch.inference_mode(False)  # operations on tensors that are made in inference mode would be recorded without parts
+@torch.inference_mode(False)  # inference mode would record composite operations undecomposed
 @torch.no_grad()
 def guess_program(model: Decoder, head: DraftHead, rows: int) -> GuessProgram | None:
     """Return the program that drafts one token for each of `rows` requests, compiled once and reused while the weights
