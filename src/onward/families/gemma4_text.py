@@ -1,5 +1,5 @@
-"""Gemma 4: Gemma 3 with wide heads and keys as values in global layers, a factor per layer, in small models embeddings
-in each layer and shared keys, and in one model experts beside the feed-forward (Gemma Team 2026)."""
+"""Gemma 4: Gemma 3 with wide heads and keys as values in global layers, and a factor per layer; small models have
+embeddings in each layer and shared keys, and one model has experts beside the feed-forward (Gemma Team 2026)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Gemma4Block(Sandwich, kind="gemma4", internal=True):
     each token for this layer."""
 
     d_input: SizeOrZero = 0  # width of the embedding of a token for a layer; 0: none
-    vocab_size: SizeOrZero = 0  # number of token ids that have such an embedding
+    vocab_size: SizeOrZero = 0  # number of token ids that have an embedding for a layer; 0: none
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.families._gemma4 import Gemma4BlockModule, InputBlockModule

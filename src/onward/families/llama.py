@@ -32,7 +32,7 @@ def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int)
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """The keys for the context of Llama 3.1 to 3.3: 131,072 tokens, with low rotary frequencies divided by `factor`."""
+    """The keys of Llama 3.1 to 3.3: a context of 131,072 tokens, with low rotary frequencies divided by `factor`."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 

@@ -67,8 +67,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def published(c: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored tensors, with each layer's q, k and v convolutions divided at their own sizes if, as by
-    transformers, they were saved in equal parts."""
+    """Return the stored tensors, with each layer's q, k and v convolutions cut at their own sizes; transformers saves
+    them in three equal parts."""
     result = dict(stored)
     for i in range(c.n_layers):
         if not isinstance(part := at(c.attention, i), GatedDeltaNet):

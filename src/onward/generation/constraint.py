@@ -1,5 +1,5 @@
 """Answers constrained by a regular expression, a JSON schema or a grammar, through llguidance. Imports torch only for
-masks, so that a process that prepares constraints starts soon.
+masks, so that a process that prepares constraints starts quickly.
 
 Shapes: V vocabulary.
 """
@@ -119,7 +119,7 @@ class Language:
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
-        """Return whether a vocabulary that cannot spell every text still never reaches a dead end: its tokens can
+        """Return whether a vocabulary that cannot spell every text nevertheless has no dead ends: its tokens can
         complete every prefix that they spell to an allowed text. `spelling` describes the texts that these tokens can
         spell."""
         if self.what == "regex":
@@ -221,7 +221,7 @@ class State:
 
 
 class TextConstraint:
-    """The constraint of one answer at its current token; implements `request.Constraint`.
+    """The constraint of one answer after its tokens so far; implements `request.Constraint`.
 
     `end` are the token ids that end the answer. `full` is True if the answer is complete and only tokens of `end` may
     follow. `schema` is the JSON schema of the answer, None for other constraints.

@@ -88,8 +88,8 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """Keep the tokens whose probability is at least the row's `share` times the probability of the row's likeliest
-    token; set the logits of others to -inf (Nguyen et al. 2024)."""
+    """Keep the logits of the tokens whose probability is at least the row's `share` times the probability of the row's
+    likeliest token; set the logits of others to -inf (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 

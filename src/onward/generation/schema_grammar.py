@@ -318,7 +318,7 @@ def name_pattern(rule: Node) -> str:
 
 
 def with_pointers(root: Any) -> Any:
-    """Replace references by name, such as #anchor, in a schema by JSON pointers."""
+    """Return a schema in which references by name, such as #anchor, are replaced by JSON pointers."""
     anchors = {f"#{node['$anchor']}": path for path, node in subschemas(root) if "$anchor" in node}
 
     def rewritten(node: Any, path: str) -> Any:

@@ -93,7 +93,7 @@ def under(task: str, progress: Progress, kind: str, done: int, total: int) -> No
 def run_one(
     model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
 ) -> dict[str, Any]:
-    """Run one task or group, by name or as a .yaml file; any failure is a UserError."""
+    """Run one task or group, by name or as a .yaml file. Raises a UserError for any failure."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:

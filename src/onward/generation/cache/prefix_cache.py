@@ -18,7 +18,7 @@ from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.rotations import is_scaled, last_length, rope_key
 from onward.generation.request import Request
 
-SHORTEST = 16  # least number of a request's context tokens for which sharing costs less than reading the weights once
+SHORTEST = 16  # least number of a request's context tokens for which sharing repays the cost of hashing all weights
 
 
 class PrefixCache:

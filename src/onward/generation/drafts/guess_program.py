@@ -26,7 +26,7 @@ PRECISION: Literal["int8"] = "int8"  # precision of the weights that a program r
 
 class IntegerHead:
     """A draft head and the output layer of its model with copies of their weights as integers, which are read several
-    times faster than the weights. Draft tokens change no text, so that rounding only changes how many of them are
+    times faster than the original weights. Draft tokens change no text, so rounding changes only how many of them are
     accepted."""
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
@@ -72,7 +72,8 @@ class GuessProgram:
         self.program = CompiledFunction(guess, (self.state, self.numbers, self.factors), head.tensors())
 
     def start(self, states: Tensor, requests: Sequence[Request]) -> None:
-        """Begin after the last token of each request, before which the model's hidden states are (B, D)."""
+        """Begin after the last token of each request; `states` (B, D) are the model's hidden states before that
+        token."""
         self.state.copy_(states)
         last, index = [r.last_token for r in requests], [len(r.tokens) for r in requests]
         self.numbers.copy_(torch.tensor([last, [r.seed for r in requests], index]))
@@ -90,7 +91,7 @@ class GuessProgram:
 
 @dataclass
 class Programs:
-    """The programs of a draft head, by the number of requests, for weights in the state `key`."""
+    """The programs of a draft head, by the number of requests; `key` identifies the state of the weights."""
 
     key: tuple[int, ...]
     head: IntegerHead

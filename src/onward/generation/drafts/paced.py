@@ -21,9 +21,9 @@ from onward.model.rows import OPEN
 LENGTHS = 3, 7  # proposal lengths: only two, since a step is compiled for each
 OF_INTEGERS = (2,)  # proposal lengths if rounds_rows_apart
 BEGIN = 0.5  # steps that a request may lose at first
-SHARE = 0.01  # steps that it may lose for each token of its answer
-MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
-MOST_ROWS = 4  # maximum number of decoding requests: with more, the processor has no time left in a step
+SHARE = 0.01  # steps that a request may lose for each token of its answer
+MOST = 2.0  # greatest balance, so that drafting ends soon after a text is no longer copied
+MOST_ROWS = 4  # maximum number of decoding requests: with more, a step leaves no time for draft tokens
 SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 

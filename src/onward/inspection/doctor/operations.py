@@ -1,7 +1,7 @@
 """Records the operations of a forward pass, in any style of code: products with weights, attention, and sums.
 
-Every decoder consists of a few PyTorch operations, whether it is written with modules, functions, einsum or fused
-attention. A dispatch mode records them all. Attention is recognized as a product of queries and keys with a (T, T)
+A decoder consists of a few kinds of PyTorch operations, whether it is written with modules, functions, einsum or fused
+attention. A dispatch mode sees them all. Attention is recognized as a product of queries and keys with a (T, T)
 result for each head, followed by a product of weights (T, T) and values.
 
 Shapes: H heads, K key/value heads, T tokens, E size of a head, D width.

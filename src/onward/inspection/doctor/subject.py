@@ -156,7 +156,7 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """A user's batch on the model's device; raises a UserError unless it is a pair of tensors (B, T) with ids of
+        """A user's batch on the model's device. Raises a UserError unless it is a pair of tensors (B, T) with ids of
         the model."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
