@@ -1,5 +1,5 @@
-"""Measures exactness on a model: whether its logits with caches, batches, drafts or in another program equal those of
-the plain forward pass.
+"""Measures the exactness of a model: whether its logits with caches, batches, drafts or in another program equal those
+of the plain forward pass.
 
 Shapes: T tokens, S tokens in one call, V vocabulary.
 """

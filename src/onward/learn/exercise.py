@@ -91,7 +91,7 @@ class Exercise:
         return drawn
 
     def variants(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """Yield (explanation, function) for the answer with each mistake, and then with each pair of mistakes."""
+        """Yield (explanation, function) for the answer with each mistake, then with each pair of independent ones."""
         for count in 1, 2:
             for chosen in combinations(self.mistakes, count):
                 if (code := edited(self.source.removeprefix(self.head), chosen)) is not None:
