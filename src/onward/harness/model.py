@@ -120,11 +120,11 @@ class HarnessModel(TemplateLM):
         return str.__getitem__(text, slice(end))
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Encode a text; unlike Onward, converts control tokens that are written in it."""
+        """Encode a text. Unlike Onward's tokenizers, this converts control tokens that are written in the text."""
         return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text for lm-evaluation-harness; by default, adds control tokens unless the text already begins with
+        """Encode a text for lm-evaluation-harness, by default with control tokens unless the text already begins with
         the prefix token."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))

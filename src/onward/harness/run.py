@@ -167,8 +167,8 @@ def reason(task: str, failure: Exception) -> str:
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, which names the line if it is known, for an unreadable file, invalid YAML or an unknown
-    key."""
+    """Raise a UserError, which names the line if it is known, for an unreadable file, one that is not a YAML mapping,
+    or an unknown key."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:

@@ -101,7 +101,7 @@ class VerifiedModel:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Greedy tokens after half of the first row, batched with `rows` - 1 requests of other lengths."""
+        """Greedy tokens after the first half of the first row, batched with `rows` - 1 requests of other lengths."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]

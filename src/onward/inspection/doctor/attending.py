@@ -104,7 +104,7 @@ def positions(s: Subject) -> Outcome:
 
 
 def shifted(s: Subject) -> str:
-    """Phrase about how the logits change if all given positions are shifted."""
+    """Phrase about how the logits change if all given positions are shifted; "" if the model takes no positions."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
@@ -145,7 +145,8 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """Largest deviation of scores (N, H, T, T) from the mean at their distance, relative to the largest score."""
+    """Largest deviation of scores (N, H, T, T) from the mean score at the same distance, relative to the largest
+    score."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
@@ -202,7 +203,8 @@ def rotation_mistake(queries: Tensor) -> str:
 
 
 def name_about_positions(model: nn.Module) -> str:
-    """The first parameter, buffer, module or function whose name suggests positions, such as "rope"."""
+    """The first name of a parameter, buffer or module, or in a forward method, that suggests positions, such as
+    "rope"."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())

@@ -228,7 +228,8 @@ def padding(s: Subject) -> Outcome:
 
 
 def length(s: Subject) -> Outcome:
-    """Check that a text as long as the context gives finite logits."""
+    """Check that a text as long as the context gives finite logits, and that one token more is refused or does so,
+    too."""
     n = s.context_length
     if not n:
         return "not applicable", "no attribute of the model gives its context length: give --context-length"

@@ -137,7 +137,8 @@ def first_loss(s: Subject) -> Outcome:
 
 
 def gradients(s: Subject) -> Outcome:
-    """Check that all trainable parameters get a gradient, and that parameters meant to be frozen get none."""
+    """Check that trainable parameters, other than those of experts and reward heads, get a gradient, and that
+    parameters meant to be frozen get none."""
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN

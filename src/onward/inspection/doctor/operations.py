@@ -197,8 +197,8 @@ class Operations(TorchDispatchMode):
 
 
 def length_of_texts(s: Subject) -> int:
-    """A length T that divides no dimension of the parameters, so that a (T, T) tensor can only be attention; 0 if there
-    is none."""
+    """A text length T from 4 to 13 that divides no dimension of the parameters, so that a (T, T) tensor can only be
+    attention; 0 if there is none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 

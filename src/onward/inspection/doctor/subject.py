@@ -260,7 +260,8 @@ class Subject:
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """Yield a list that records each call of a module, in the order in which the calls return."""
+        """Yield a list that records the calls of modules that return floating-point tensors, in the order of their
+        returns."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
