@@ -53,7 +53,7 @@ def limits(device: torch.device, bandwidth: float, peak: float) -> str:
 
 
 def generation(options: argparse.Namespace, device: torch.device) -> Iterator[str]:
-    """Yield the limits of the device, and a table of speeds for each precision, prompt length and number of rows."""
+    """Yield the limits of the device, and one table of speeds by prompt length, precision and number of rows."""
     rows: list[Row] = []
     for prompt in options.prompts:
         run = {"prompt": prompt, "new": options.new, "seconds": options.seconds}

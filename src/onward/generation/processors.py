@@ -60,8 +60,8 @@ def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
 
 
 def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
-    """Divide the logits by the temperature of their row. At 0 the likeliest token (the first of equals) gets
-    probability 1."""
+    """Divide the logits by the temperature of their row. Below MIN_TEMPERATURE, the likeliest token (the first of
+    equals) gets probability 1."""
     greedy = column([t < MIN_TEMPERATURE for t in temperature], logits, torch.bool)
     top, best_token = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, best_token, torch.where(top > -math.inf, 0.0, top))

@@ -66,7 +66,8 @@ class PrefixFiles:
         return self.folder / f"{name}{SUFFIX}"
 
     def read(self, name: str) -> dict[str, Tensor] | None:
-        """Read the file of a prompt, and mark it as the most recently used; None if it is missing or damaged."""
+        """Return the vectors in the file of a prompt, and mark it as the most recently used; None if it is missing or
+        damaged."""
         vectors = read(self.path(name)) if name in self.list() else None
         if vectors is None:
             self.sizes.pop(name, None)

@@ -35,9 +35,9 @@ Layer = Sequence[RecordedAttention]  # the recordings of one attention, one per 
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Recordings of each attention on N texts, with weights scaled by `loud`; cached for other checks; empty if a
-    recorded value is not finite. With `kind` "repeated", each text repeats one token; with "random", tokens are
-    random."""
+    """Recordings of each attention on N texts, with weights scaled by `loud`; cached for other checks; empty if no text
+    length is usable or a recorded value is not finite. With `kind` "repeated", each text repeats one token; with
+    "random", tokens are random."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -220,7 +220,8 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
-    """Check that scores have the usual scale, and that query heads use the keys and values of their group."""
+    """Check that scores have the usual scale, that query heads use the keys and values of their group, and that heads
+    differ."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION

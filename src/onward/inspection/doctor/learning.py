@@ -179,7 +179,7 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
-    """Check that head and embedding share one matrix if the config declares them tied."""
+    """Check that head and embedding share one matrix if the model declares them tied."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
         return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
