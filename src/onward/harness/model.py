@@ -102,7 +102,7 @@ class HarnessModel(TemplateLM):
         return f"onward-{self.text.vocab_size}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The chat template, written into results; None without `chat_template`."""
+        """The chat template, which lm-evaluation-harness writes into its results; None without `chat_template`."""
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:

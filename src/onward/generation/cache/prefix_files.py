@@ -96,8 +96,8 @@ class PrefixFiles:
         key: str | None = None,
     ) -> int:
         """Load the file with the longest prefix of `tokens` into the row `row`, which is allocated and holds the first
-        `cached` tokens already; does nothing if no file has a longer prefix. Returns the number of leading tokens that
-        the row then holds, always fewer than all. `rope_length` is the row's; `key` identifies the model and the
+        `cached` tokens already; if no file has a longer prefix, nothing is loaded. Returns the number of leading tokens
+        that the row then holds, always fewer than all. `rope_length` is the row's; `key` identifies the model and the
         adapter, by default the current model."""
         names, saved = self.list(), []
         if not names or (key := key or fingerprint(self.model)) is None:

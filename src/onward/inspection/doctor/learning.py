@@ -204,8 +204,8 @@ def shared(s: Subject) -> Outcome:
 
 
 def initialization(s: Subject) -> Outcome:
-    """Check that the standard deviation of each kind of matrix is about equal in all layers, or rises or falls with
-    depth."""
+    """Check that no linear layer has equal rows, and that the standard deviation of each kind of matrix is similar in
+    all layers, or rises or falls with depth, by at most a factor of MOST."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     layers: dict[str, dict[str, float]] = defaultdict(dict)  # standard deviation of a matrix in each layer
