@@ -1,5 +1,4 @@
-"""Llama 4: Llama 3 with experts, chunked attention in three of four layers, and no positions in the others (Meta
-2025)."""
+"""Llama 4: Llama 3 with experts, chunked attention in 3 of 4 layers, and no positions in the others (Meta 2025)."""
 
 from __future__ import annotations
 

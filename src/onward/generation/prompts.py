@@ -57,8 +57,7 @@ def requests_for(
     form: StartedConstraint | None = None,
 ) -> dict[Request, Answer]:
     """Make options.n requests for each prompt, to be added to an engine, and return each request with its Answer, whose
-    text grows as the engine steps. The engine is not changed, so any thread may call this function while the engine
-    steps.
+    text grows as the engine steps. The engine is not changed, so any thread may call this while the engine steps.
 
     `form` is the constraint of the options, if it has already been created. Request i, counted over all prompts, has
     the seed options.seed + i, or a random one. Requests with the same prompt may share its prefill. By default an

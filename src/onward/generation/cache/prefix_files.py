@@ -66,8 +66,7 @@ class PrefixFiles:
         return self.folder / f"{name}{SUFFIX}"
 
     def read(self, name: str) -> dict[str, Tensor] | None:
-        """Return the vectors in the file of a prompt, and mark it as the most recently used; None if it is missing or
-        damaged."""
+        """Return the vectors in a prompt's file, and mark it as just used; None if it is missing or damaged."""
         vectors = read(self.path(name)) if name in self.list() else None
         if vectors is None:
             self.sizes.pop(name, None)

@@ -72,8 +72,7 @@ class GuessProgram:
         self.program = CompiledFunction(guess, (self.state, self.numbers, self.factors), head.tensors())
 
     def start(self, states: Tensor, requests: Sequence[Request]) -> None:
-        """Begin after the last token of each request; `states` (B, D) are the model's hidden states before that
-        token."""
+        """Begin after each request's last token; `states` (B, D) are the model's hidden states before that token."""
         self.state.copy_(states)
         last, index = [r.last_token for r in requests], [len(r.tokens) for r in requests]
         self.numbers.copy_(torch.tensor([last, [r.seed for r in requests], index]))

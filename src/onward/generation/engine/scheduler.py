@@ -53,9 +53,8 @@ class Scheduler:
     `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half
     of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the maximum
-    number of tokens of one prompt in a step in which other requests decode, or more if fewer requests decode than
-    prefill; several prompts together may have 4 times as many. With None, all prompts together may have the cache's
-    chunk.
+    number of tokens of one prompt in a step in which other requests decode (more if fewer decode than prefill); several
+    prompts together may have 4 times as many. With None, the limit for all together is the cache's chunk.
     """
 
     def __init__(
