@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-PARTS = {  # name, as module:attribute
+PARTS = {  # name of a part -> its functions, as module:attribute
     "tokenize": ["onward.generation.prompts:prompt_tokens", "onward.serving.completions:tokens_of"],
     "check": [
         "onward.api.language_model:split",

@@ -5,8 +5,8 @@
     python -m benchmarks.gpu --device cpu --model tiny --trained tiny --prompts 8 --new 4 --context 16 --seconds 0.1
 
 Weights and tokens are random. Utilization is relative to the bandwidth and the speed of matrix products, which the
-command measures on the GPU first; it also prints the data sheet's limits of the GPUs that `onward.planning.devices`
-lists. The last command is a dry run.
+command measures on the GPU first; it also prints the data sheet's limits of the GPU, if `onward.planning.devices` lists
+it. The last command is a dry run.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def limits(device: torch.device, bandwidth: float, peak: float) -> str:
 
 
 def generation(options: argparse.Namespace, device: torch.device) -> Iterator[str]:
-    """Prefill and decoding for each precision, length of the prompt and number of rows."""
+    """Yield the limits of the device, and one table of speeds by prompt length, precision and number of rows."""
     rows: list[Row] = []
     for prompt in options.prompts:
         run = {"prompt": prompt, "new": options.new, "seconds": options.seconds}
@@ -99,7 +99,7 @@ def timed(run: Any, device: torch.device) -> float:
 
 
 def peers(options: argparse.Namespace, device: torch.device) -> str:
-    """The speed of prompts and their answers in bf16, compared with transformers."""
+    """Return a table of the speed of answering prompts in bf16, compared with transformers."""
     config, prompt, new = decoder_of(options.model, VOCABULARY), options.prompts[0], options.new
     rows = []
     for count in ROWS:

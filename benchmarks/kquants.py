@@ -30,7 +30,7 @@ from benchmarks.text import machine, shakespeare
 from onward.checkpoint.gguf.convert import plan, write_model
 from onward.checkpoint.gguf.importance import by_their_names, importance
 
-DTYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # and the number of each type in llama.cpp
+DTYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # type -> its number in llama.cpp
 WINDOW = 128
 SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
 

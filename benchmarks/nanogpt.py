@@ -2,7 +2,7 @@
 
     git clone https://github.com/karpathy/nanoGPT
     python -m benchmarks.nanogpt speed --nanogpt nanoGPT      time of a step at equal sizes, data and batch, in turns
-    python -m benchmarks.nanogpt recipe --nanogpt nanoGPT     losses on tinyshakespeare, Onward's also in 1/7 of it
+python -m benchmarks.nanogpt recipe --nanogpt nanoGPT losses on tinyshakespeare, Onward's also in 1/7 of the time
 
 nanoGPT runs unchanged, in fp32 without torch.compile, as its README recommends for a CPU; Onward runs in bf16 (in
 `recipe`, only if this is faster). Both train on the first 1,003,854 characters and validate on the last 111,540.

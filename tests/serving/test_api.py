@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {  # fields of a request that are also option
     "penalties": {"seed": 5, "frequency_penalty": 0.5, "presence_penalty": 0.2},
     "stopped": {"seed": 3, "stop": ["e"]},
 }
-# fields that openai's client lacks, and the options of `generate`
+# fields that openai's client lacks, and the equivalent options of `generate`
 MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "top_k": ({"top_k": 3}, {"top_k": 3}),
     "no top_k": ({"top_k": -1}, {}),

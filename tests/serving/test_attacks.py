@@ -58,7 +58,7 @@ class Attacked:
         return total
 
     def beside(self, attack: Callable[[], Any], times: int = 8) -> float:
-        """The maximum time of short requests while an attack runs; waits for its end."""
+        """Return the maximum time of a short request while an attack runs, and wait for the end of the attack."""
         thread = threading.Thread(target=attack)
         thread.start()
         worst = 0.0

@@ -51,7 +51,7 @@ def adapters(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def answers(url: str, models: list[str]) -> list[dict[str, Any]]:
-    """The choices of a request in each form to each model, sent at the same time."""
+    """Send LONG with the options of each of FORMS to each model at the same time; return the choice of each reply."""
     bodies = [
         {"model": model, "prompt": LONG, "max_tokens": 12, "return_token_ids": True, **form}
         for model in models

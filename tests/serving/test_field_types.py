@@ -44,7 +44,7 @@ def server(tiny_run: Path) -> Iterator[Running]:
 
 
 def value_of(kind: str, rng: random.Random) -> Any:
-    """A random JSON value of one of JSON's types."""
+    """A random JSON value of this type."""
     number, text = rng.choice([0, 1, -7, 2**70, 10**400]), rng.choice(["", "x", "é\ud800", "a" * 5000])
     match kind:
         case "null":

@@ -52,7 +52,7 @@ def post(server: Running, key: str, path: str = "/v1/completions", **more: Any) 
 
 
 def last(records: list[RequestRecord]) -> RequestRecord:
-    """The newest record; waits, since the record is made after the client has its answer."""
+    """Return the newest record, after a pause, since the record is made after the client has its answer."""
     time.sleep(0.05)
     return records[-1]
 

@@ -21,7 +21,7 @@ from onward.kernels.llvm.code import INT, Code
 from onward.kernels.llvm.compiler import Arguments, Emit
 
 RANGES: list[tuple[int, int]] = []  # sorted (start, end) addresses of the operands; end is exclusive
-NEAR = 200  # number of operands before an access that are checked for it
+NEAR = 200  # number of operands before an accessed address that are compared with it
 counts = {"accesses": 0, "outside": 0}
 
 

@@ -27,12 +27,12 @@ PLAIN, CONTROL = Markers(tokenizer_of("byte")), Markers(tokenizer_of("byte", con
 
 
 def written(text: str, markers: Markers) -> str:
-    """A text as a model writes it; uses control tokens for the markers that have one."""
+    """A text as a model writes it, with control tokens for the markers that have one."""
     return ANY_MARKER.sub(lambda found: markers.text(found[0]), text)
 
 
 def encoded(text: str, markers: Markers) -> list[int]:
-    """The tokens of a text; uses control tokens for the markers that have one."""
+    """The tokens of a text, with control tokens for the markers that have one."""
     parts = filter(None, ANY_MARKER.split(text))
     return [
         i for part in parts for i in ([markers.ids[part]] if part in markers.ids else markers.tokenizer.encode(part))

@@ -1,4 +1,4 @@
-"""Unusual but correct decoders, in which the doctor must not report a mistake: variants of the styles, and others.
+"""Unusual but correct decoders, in which the doctor must find no mistake: variants of the styles and others.
 
 A change is a style and its substitutions, as for mutants.
 """

@@ -1,4 +1,4 @@
-"""The device of the models and tensors of tests: `pytest --device cuda` runs any test there."""
+"""The device of the models and tensors of tests: `pytest --device cuda` runs any test on a GPU."""
 
 import sys
 from collections.abc import Callable, Iterator

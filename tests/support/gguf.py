@@ -97,8 +97,8 @@ DELTA = {
 
 
 def gemma4(shared: int, same: bool) -> tuple[SelfAttention, ...]:
-    """The attention layers of a Gemma 4; the last `shared` layers share keys and values, and wide layers may use keys
-    as values."""
+    """The attention layers of a Gemma 4; the last `shared` layers share keys and values; with `same`, layers without a
+    window use keys as values."""
     part = SelfAttention(window=8, qk_norm="head", scale=1.0, value_norm=RMSNorm(1e-6, weight=False))
     layers = [part, replace(part, window=0, d_head=16, values_are_keys=same)] * 2
     shares = lambda one: replace(one, shares_kv=True, value_norm=None)

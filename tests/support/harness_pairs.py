@@ -82,7 +82,7 @@ CASES: dict[str, tuple[type, dict[str, Any], Callable[[], tokenizers.Tokenizer],
 
 @cache
 def folder_of(name: str, root: Path) -> Path:
-    """The folder of a case."""
+    """Save the model and the tokenizer of a case, and return their folder."""
     config, sizes, make, names = CASES[name]
     folder, inner = root / name.split(",")[0], make()
     ids = {f"{key}_id": inner.token_to_id(value) for key, value in names.items() if key.endswith("os_token")}

@@ -65,7 +65,8 @@ def typed(types: Mapping[str, Type], without: Iterable[str] = (), only: Iterable
 
 
 def together(tables: Iterable[Types]) -> Types:
-    """Merge the keyword arguments of several functions; the types of the same name become alternatives."""
+    """Merge the keyword arguments of several functions; the types of arguments with the same name become
+    alternatives."""
     found = dict[str, dict[str, None]]()
     for table in tables:
         for name, text in table.items():

@@ -25,7 +25,7 @@ CONTROL = ["<s>", "</s>"]
 
 
 def merges(vocabulary: list[str]) -> list[tuple[str, str]]:
-    """Merges that build every piece from its characters, left to right; all prefixes are added to the vocabulary."""
+    """Merges that build every piece from its characters, left to right."""
     made = list[tuple[str, str]]()
     for piece in [*vocabulary]:
         for size in range(1, len(piece)):

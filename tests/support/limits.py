@@ -9,8 +9,8 @@ from pathlib import Path
 
 @contextmanager
 def limited(seconds: float, room: int) -> Iterator[None]:
-    """Context manager: more than `room` bytes beyond the current allocations, or more than `seconds` of CPU time, raise
-    an error."""
+    """Context manager: more than `room` bytes beyond the current address space, or more than `seconds` of CPU time,
+    raise an error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (here + room, hard))

@@ -66,7 +66,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_run(run: Path, steps: int = 40) -> Path:
-    """Write the files of a run with 40 planned steps, which is finished if it made all of them."""
+    """Write the files of a run that made `steps` of its 40 planned steps, and is finished if it made all of them."""
     (run / "data").mkdir(parents=True)
     rows: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
@@ -89,7 +89,7 @@ def write_run(run: Path, steps: int = 40) -> Path:
 
 
 def written(run: Path, text: str = TEXT, extra: str = "", other: Path | None = None) -> tuple[str, Page]:
-    """The page of a run folder, with the random model."""
+    """Write the page of a run folder with the random model; return its text, also parsed."""
     model, tokenizer = model_and_tokenizer(extra)
     write_report(run / "report.html", RunRecord(run), model, tokenizer, text, RunRecord(other) if other else None)
     page = (run / "report.html").read_text(encoding="utf-8")

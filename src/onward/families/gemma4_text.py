@@ -1,5 +1,5 @@
-"""Gemma 4: Gemma 3 with wide heads and keys as values in global layers, a factor per layer, in small models embeddings
-in each layer and shared keys, and in one model experts beside the feed-forward (Gemma Team 2026)."""
+"""Gemma 4: Gemma 3 with wide heads and keys as values in global layers, and a factor per layer; small models have
+embeddings in each layer and shared keys, and one model has experts beside the feed-forward (Gemma Team 2026)."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 @dataclass(frozen=True)
 class Gemma4Block(Sandwich, kind="gemma4", internal=True):
-    """A sandwich block whose output is multiplied by a number from the file, and which may read an embedding of each
-    token for this layer."""
+    """A sandwich block whose output is multiplied by a stored scalar; with `d_input`, it also reads an embedding of
+    each token for this layer."""
 
     d_input: SizeOrZero = 0  # width of the embedding of a token for a layer; 0: none
-    vocab_size: SizeOrZero = 0  # number of token ids that have such an embedding
+    vocab_size: SizeOrZero = 0  # number of token ids that have an embedding for a layer; 0: none
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.families._gemma4 import Gemma4BlockModule, InputBlockModule
@@ -93,7 +93,7 @@ class Gemma4Block(Sandwich, kind="gemma4", internal=True):
 
 @dataclass(frozen=True)
 class StreamRouting(SoftmaxRouting, kind="stream_softmax", internal=True):
-    """A softmax router that normalizes the residual stream itself, with learned numbers for its inputs and experts."""
+    """A softmax router that normalizes the residual stream itself, with learned scales for its inputs and experts."""
 
     eps: Epsilon = 1e-6  # epsilon of the norm
 
@@ -153,7 +153,7 @@ def attention(hf: HF, c: DecoderConfig, layer: int, is_local: bool, shares: bool
     own = by_layer.get(layer, {})
     if odd := own.keys() - {"head_dim", "num_key_value_heads"}:
         raise UserError(
-            f"config.json has per_layer_config with {min(odd)}: Onward reads only head_dim, num_key_value_heads"
+            f"config.json has per_layer_config with {min(odd)}: Onward reads only head_dim and num_key_value_heads"
         )
     return replace(
         require(c.attention, SelfAttention),

@@ -12,7 +12,7 @@ compare with. Table 2.1 of the paper contradicts itself in two places and leaves
 - layers alternate from the first on: dense, windowed, dense, ... A window is 256 tokens, the token itself included,
   as in GPT-Neo.
 
-With V the vocabulary, D d_model, A = n_heads * d_head (D, except in the 13B model) and L the number of layers
+With V the vocabulary size, D d_model, A = n_heads * d_head (D, except in the 13B model) and L the number of layers
 
     V D + 2048 D + L (4 A D + 3 A + 8 D D + 10 D) + 2 D
 

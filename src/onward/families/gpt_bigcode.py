@@ -36,7 +36,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    fused = [fused_by_group(c)] * (c.n_kv_heads > 1)  # the rows are grouped by head: its query, key and value
+    fused = [fused_by_group(c)] * (c.n_kv_heads > 1)  # the rows are grouped by head: query, key and value of each
     for their, our, *_ in gpt2.names(c):
         if not str(their).endswith((".c_attn.weight", ".c_attn.bias")):
             yield their, our

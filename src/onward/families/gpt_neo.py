@@ -53,7 +53,7 @@ def config(hf: HF) -> DecoderConfig:
     kinds = hf.get("attention_layers") or expanded
     if len(kinds) != layers or not {*kinds} <= {*windows}:
         raise UserError(
-            f"config.json has attention_layers {kinds[: layers + 1]}: give global or local for each of the "
+            f"config.json describes the layers {kinds[: layers + 1]}: give global or local for each of the "
             f"{layers} layers"
         )
     return DecoderConfig(

@@ -49,7 +49,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """Keys that Granite shares with its mixtures of experts."""
+    """Return the keys that Granite shares with Granite MoE."""
     attention = require(at(c.attention, 0), SelfAttention)
     scale = attention.scale
     return llama.keys(c) | {

@@ -37,7 +37,7 @@ EXPERTS = {
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, mlp_bias=False, norm_topk_prob=True, n_group=1, topk_group=1)
-    hf.get("enable_moe_fp32_combine")  # rounding only
+    hf.get("enable_moe_fp32_combine")  # affects rounding only
     given = with_defaults(renamed(hf, EXPERTS), DEFAULTS)
     c = llama.config(given)
     return replace(

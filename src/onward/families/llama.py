@@ -32,7 +32,7 @@ def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int)
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """The context of Llama 3.1 and later: 131,072 tokens, with rotary frequencies scaled by `factor`."""
+    """The keys of Llama 3.1 to 3.3: a context of 131,072 tokens, with low rotary frequencies divided by `factor`."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 
@@ -85,7 +85,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def partly_rotated(hf: HF, fraction: float = 1.0) -> DecoderConfig:
-    """Return a Llama that rotates the part `fraction` of each head, unless config.json has partial_rotary_factor."""
+    """Return a Llama that rotates `fraction` of each head, unless config.json has partial_rotary_factor."""
     act: Any = hf.get("hidden_act", "silu")
     return DecoderConfig(
         **sizes(hf, SIZES),

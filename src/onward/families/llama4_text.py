@@ -1,4 +1,4 @@
-"""Llama 4: Llama 3 with experts, and chunks in three of four layers; the others have no positions (Meta 2025)."""
+"""Llama 4: Llama 3 with experts, chunked attention in 3 of 4 layers, and no positions in the others (Meta 2025)."""
 
 from __future__ import annotations
 

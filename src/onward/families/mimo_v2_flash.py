@@ -32,7 +32,7 @@ ROPE = {kind: {"rope_theta": theta, "partial_rotary_factor": 0.334} for kind, th
 
 
 def turned(table: HF, context: int) -> Rotary:
-    plain = table.get("rope_type", "default") == "default"  # scaled positions have another default in transformers
+    plain = table.get("rope_type", "default") == "default"  # for scaled positions, transformers has the default 1.0
     return rotary({"rope_parameters": table}, context=context, fraction=0.334 if plain else 1.0)
 
 

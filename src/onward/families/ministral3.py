@@ -40,7 +40,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def scaled(hf: HF, default: HF) -> HF:
-    """Return `hf` with the rotary positions `default`, unless `hf` has its own; {} means no scaling."""
+    """Return `hf` with the rotary positions `default`, unless it has its own; empty rope_parameters: no scaling."""
     given = hf.get("rope_parameters") is not None or hf.get("rope_scaling")
     return hf if given else with_defaults({"rope_parameters": default}, hf)
 

@@ -61,9 +61,7 @@ def config(hf: HF) -> DecoderConfig:
     last = c.n_layers - 1
     thetas = hf.get("layer_rope_theta") or [rotary.theta * ((last - i) % 4 != 0) for i in range(c.n_layers)]
     if len(thetas) != c.n_layers or not {*thetas} <= {0, rotary.theta}:
-        raise UserError(
-            f"config.json has layer_rope_theta {thetas}: Onward reads 0 or the rope_theta of all layers for each layer"
-        )
+        raise UserError(f"config.json has layer_rope_theta {thetas}: Onward reads 0 or rope_theta for each layer")
     weightless = replace(plain, weight=False)
     part = replace(
         require(c.attention, SelfAttention),

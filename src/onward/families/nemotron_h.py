@@ -110,7 +110,7 @@ def kinds(hf: HF) -> list[str]:
 def config(hf: HF) -> DecoderConfig:
     check_steps(hf)
     only(hf, mamba_hidden_act="silu", sliding_window=None, mamba_proj_bias=False, attention_bias=False)
-    for key in "num_hidden_layers", "expand", "n_shared_experts":  # these keys follow from the layers' parts
+    for key in "num_hidden_layers", "expand", "n_shared_experts":  # the values of these keys follow from the layers
         hf.get(key)
     found, eps = kinds(hf), hf.get("layer_norm_epsilon", 1e-5)
     mixers = {FULL: SelfAttention(), LINEAR: Mamba2(**sizes(hf, MAMBA), norm_eps=eps)}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"olmo_hybrid": "OlmoHybridForCausalLM"}
 SOURCE = "arXiv:2604.03444"
 BASE = "model."
-ALSO = {  # norms of recurrent layers: our table's names -> those in some files
+ALSO = {  # norms of recurrent layers: our table's names -> names in some files
     ".attention_layer_norm.": ".input_layernorm.",
     ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
@@ -67,8 +67,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def published(c: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the stored tensors, with the convolutions of each layer divided by their own sizes; transformers saves
-    them in equal parts."""
+    """Return the stored tensors, with each layer's q, k and v convolutions cut at their own sizes; transformers saves
+    them in three equal parts."""
     result = dict(stored)
     for i in range(c.n_layers):
         if not isinstance(part := at(c.attention, i), GatedDeltaNet):

@@ -3,15 +3,15 @@
 Neither weights nor a config were published, and transformers has no such class: these are presets to train and to
 compare with. In the paper, a head is 256 wide regardless of n_heads, so the queries of the 540B model are 48 * 256 =
 12,288 wide, which is not d_model. The width of each of SwiGLU's three matrices, d_ff, is 4 d_model. With V the
-vocabulary, D d_model, H the number of heads and L the number of layers
+vocabulary size, D d_model, H the number of heads and L the number of layers
 
     V D + L (2 * 256 H D + 2 * 256 D + 12 D D + D) + D
 
 parameters: 8,632,012,800, 62,495,662,080 and 540,356,474,880. The paper leaves open whether the branches of a block
 share a norm and whether there is a norm before the head. Both are assumed here, as in GPT-J; norms have a weight and no
 bias. It also leaves open the base of the rotary angles and the epsilon of the norms. Its embeddings are drawn with
-deviation 1 and its logits divided by sqrt(d_model); here embeddings are multiplied by sqrt(d_model) instead, as in
-Gemma, which is the same decoder with weights of the usual size.
+standard deviation 1 and its logits divided by sqrt(d_model); here embeddings are multiplied by sqrt(d_model) instead,
+as in Gemma, which is the same decoder with weights of the usual size.
 """
 
 from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, SharedNorm

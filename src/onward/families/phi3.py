@@ -100,7 +100,7 @@ LAYER = {
 def config(hf: HF) -> DecoderConfig:
     only(hf, full_attn_mod=1, interpolate_factor=1)  # keys of Phi 4 mini
     table = rope_table(hf)
-    if table.get("rope_type", table.get("type")) in ("su", "yarn"):  # names in the first release
+    if table.get("rope_type", table.get("type")) in ("su", "yarn"):  # names of LongRoPE in the first release
         table["rope_type"] = "longrope"
     keys = with_defaults({"rope_parameters": table, "rope_scaling": None}, with_defaults(hf, DEFAULTS))
     context, original = keys["max_position_embeddings"], keys["original_max_position_embeddings"]

@@ -59,8 +59,8 @@ def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[
 def spread(
     hf: HF, part: SelfAttention, layers: int, local: Callable[[int], bool]
 ) -> SelfAttention | tuple[SelfAttention, ...]:
-    """Return `part` for each layer, with a sliding window, if used, in the layers given by `layer_types` or those with
-    `local(layer)`."""
+    """Return `part` for each layer, with a sliding window, if used, in the layers given by `layer_types` or, without
+    it, by `local(layer)`."""
     size = hf.get("sliding_window", 4096)  # releases without windows have this key, too
     window = size if hf.get("use_sliding_window", False) else None
     return windowed_parts(hf, part, window, [local(layer) for layer in range(layers)])

@@ -148,7 +148,7 @@ def heads_by_layer(hf: HF, c: DecoderConfig, local: list[bool]) -> list[int]:
 
 
 def rope_by_layer(hf: HF, local: list[bool]) -> dict[str, HF]:
-    """Return the keys for the rotary positions of each type of layers, from the published values of the first layer of
+    """Return the keys for the rotary positions of each type of layer, from the published values of the first layer of
     this type."""
     thetas, fractions = hf.get("rope_theta", 10_000.0), hf.get("partial_rotary_factors")
     keys = dict[str, HF]()

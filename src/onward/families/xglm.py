@@ -36,7 +36,7 @@ SIZES = {
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, add_cross_attention=False)
-    if (hf.get("pad_token_id") or 0) >= OFFSET:  # the model leaves out the vector of this position
+    if (hf.get("pad_token_id") or 0) >= OFFSET:  # in transformers, the vector of this position is zero
         raise UserError(f"pad_token_id is {hf['pad_token_id']}, which Onward supports only below {OFFSET} for XGLM")
     act: Any = hf.get("activation_function", "gelu")
     size = sizes(hf, SIZES)

@@ -21,7 +21,7 @@ class StopText:
         self.stops, self.include, self.pending, self.stopped = stops, include, "", False
 
     def push(self, piece: str) -> str:
-        """Add a piece of text; returns the part of the delayed and new text that can no longer become part of a stop
+        """Add a piece of text, and return the part of the delayed and new text that can no longer become part of a stop
         text."""
         self.pending += piece
         ends = [(start + len(stop), start) for stop in self.stops if (start := self.pending.find(stop)) >= 0]
@@ -38,7 +38,7 @@ class StopText:
         return next(n for n in range(min(len(stop) - 1, len(self.pending)), -1, -1) if self.pending.endswith(stop[:n]))
 
     def finish(self) -> str:
-        """End the text; returns the delayed characters, which turned out not to be the beginning of a stop text."""
+        """End the text, and return the delayed characters, which turned out not to be the beginning of a stop text."""
         rest, self.pending = self.pending, ""
         return rest
 
@@ -77,7 +77,7 @@ class Answer:
         return self.stop_text.stopped or bool(self.when and self.when(self.text))
 
     def finish(self) -> str:
-        """End the answer; returns its whole text, including characters that were delayed."""
+        """End the answer, and return its whole text, including characters that were delayed."""
         if not self.stop_text.stopped:
             self.text += self.stop_text.push(self.stream.finish())
         if not self.stop_text.stopped:

@@ -1,5 +1,5 @@
 """Answers constrained by a regular expression, a JSON schema or a grammar, through llguidance. Imports torch only for
-masks, so that a process that prepares constraints starts soon.
+masks, so that a process that prepares constraints starts quickly.
 
 Shapes: V vocabulary.
 """
@@ -32,7 +32,7 @@ TOO_LARGE = "it is too large: use fewer alternatives, optional properties and ne
 LIMITS = re.compile(
     r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE
 )  # llguidance's messages about its limits
-CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
+CHECKED = 1000  # maximum number of allowed tokens for which endings are searched in one step
 NAMED = re.compile(  # texts, comments and expressions of a Lark grammar, or the name of a token between them
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
 )
@@ -44,8 +44,8 @@ def constraint(
     """Return the constraint for the options' `regex`, `json_schema` or `grammar`, over the token ids below `size`; None
     if all are empty.
 
-    Regular expressions use the syntax of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises a
+    Regular expressions use the syntax of Rust's regex crate (Unicode classes; no look-around, back-references or
+    `\\b`), and must match the entire answer. Control tokens are allowed only where a grammar names them. Raises a
     UserError for an option that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
     token ids that are allowed only where the answer is complete.
     """
@@ -119,7 +119,7 @@ class Language:
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
-        """Return whether a vocabulary that cannot spell every text still never reaches a dead end: its tokens can
+        """Return whether a vocabulary that cannot spell every text nevertheless has no dead ends: its tokens can
         complete every prefix that they spell to an allowed text. `spelling` describes the texts that these tokens can
         spell."""
         if self.what == "regex":
@@ -221,7 +221,7 @@ class State:
 
 
 class TextConstraint:
-    """The constraint of one answer at its current token; implements `request.Constraint`.
+    """The constraint of one answer after its tokens so far; implements `request.Constraint`.
 
     `end` are the token ids that end the answer. `full` is True if the answer is complete and only tokens of `end` may
     follow. `schema` is the JSON schema of the answer, None for other constraints.
@@ -250,7 +250,7 @@ class TextConstraint:
         return from_numpy(self.mask)
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; returns False if the token was not allowed, or if no further token may follow."""
+        """Advance by a token, and return False if the token was not allowed, or if no further token may follow."""
         if token in self.end or not self.mask[token]:
             return False
         self.state.consume(token)
@@ -356,7 +356,7 @@ def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
             return match[0]
         token = tokenizer.inner.token_to_id(match[0])
         if token is None:
-            raise UserError(f"grammar cannot be used: the model has no token {match[0]}: write a text in quotes")
+            raise UserError(f"grammar cannot be used: the model has no token {match[0]}; write a text in quotes")
         return f"<[{token}]>"
 
     return NAMED.sub(with_id, grammar)

@@ -43,7 +43,7 @@ def next_token_distribution(
     texts = history or [()] * count
     for name, each in {"samplings": rows, "history": texts, "prompt_lengths": prompt_lengths or texts}.items():
         if len(each) != count:
-            raise UserError(f"{name} has {len(each)} for {count} rows of logits: give one for each row")
+            raise UserError(f"{name} has {len(each)} entries for {count} rows of logits: give one for each row")
     for sampling, text in zip(rows, texts):
         sampling.check_vocabulary(vocab_size)
         check_vocabulary("history", text, vocab_size)
@@ -143,7 +143,7 @@ def processed(
     sampling: Sampling, history: History, row: int, logits: Tensor, errors: dict[int, Exception] | None
 ) -> Tensor:
     """Apply the user's logits processors, `sampling.processors`, to the logits (V,) of a row, and return the result. A
-    UserError for a result of another shape, NaN or infinity, and any exception of a processor, is stored in errors[row]
+    UserError for a result with another shape, NaN or +inf, and any exception of a processor, is stored in errors[row]
     or, if `errors` is None, raised."""
     try:
         for i, processor in enumerate(sampling.processors):

@@ -37,7 +37,7 @@ def nan_error(model: Decoder, tokens: Sequence[int]) -> UserError:
 
 
 def first_nan(model: Decoder, tokens: Tensor) -> str:
-    """Run a decoder on token ids, and return the name of its first activation that holds NaN."""
+    """Run a decoder on token ids; return the name of its first activation with NaN, or a phrase if none has it."""
     names: list[str] = []
 
     def note(name: str, activation: Tensor) -> None:

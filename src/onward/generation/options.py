@@ -23,11 +23,11 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Options of generation: sampling, and the length, end, form and number of answers."""
+    """Options of generation: sampling, and the length, end, format and number of answers."""
 
     max_new_tokens: SizeOrZero | None = None  # maximum number of tokens in an answer; default: 256, or as many as fit
     min_new_tokens: SizeOrZero = 0  # minimum number of new tokens before a stop token can be generated
-    stop: tuple[str, ...] = ()  # strings that end the answer and are not part of it
+    stop: tuple[str, ...] = ()  # strings that end the answer; without include_stop, they are not part of it
     include_stop: bool = False  # include the stop string in the answer
     stop_token_ids: tuple[SizeOrZero, ...] = ()  # token ids that end the answer, in addition to the model's own
     stop_when: StopCondition | None = None  # function of the text, called after each token; True ends the answer

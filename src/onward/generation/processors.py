@@ -60,8 +60,8 @@ def force(logits: Tensor, token: Sequence[int | None]) -> Tensor:
 
 
 def apply_temperature(logits: Tensor, temperature: Sequence[float]) -> Tensor:
-    """Divide the logits by the temperature of their row. At 0 the likeliest token (the first of equals) gets
-    probability 1."""
+    """Divide the logits by the temperature of their row. Below MIN_TEMPERATURE, the likeliest token (the first of
+    equals) gets probability 1."""
     greedy = column([t < MIN_TEMPERATURE for t in temperature], logits, torch.bool)
     top, best_token = logits.max(-1, keepdim=True)
     best = torch.full_like(logits, -math.inf).scatter_(1, best_token, torch.where(top > -math.inf, 0.0, top))
@@ -88,8 +88,8 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """Keep the tokens whose probability is at least the row's `share` times the probability of the row's likeliest
-    token; set the logits of others to -inf (Nguyen et al. 2024)."""
+    """Keep the logits of the tokens whose probability is at least the row's `share` times the probability of the row's
+    likeliest token; set the logits of others to -inf (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 

@@ -56,8 +56,8 @@ def requests_for(
     options: GenerationOptions,
     form: StartedConstraint | None = None,
 ) -> dict[Request, Answer]:
-    """Make options.n requests for each prompt, to be added to an engine; returns each request with its Answer, whose
-    text grows as the engine steps. The engine is not changed, so that any thread may call this while it steps.
+    """Make options.n requests for each prompt, to be added to an engine, and return each request with its Answer, whose
+    text grows as the engine steps. The engine is not changed, so any thread may call this while the engine steps.
 
     `form` is the constraint of the options, if it has already been created. Request i, counted over all prompts, has
     the seed options.seed + i, or a random one. Requests with the same prompt may share its prefill. By default an
@@ -101,7 +101,7 @@ def schema_note(options: GenerationOptions) -> str:
 def submit(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
-    """Make requests for the prompts as `requests_for` does, and add them to an engine; returns each request with its
+    """Make requests for the prompts as `requests_for` does, add them to an engine, and return each request with its
     Answer. If one of several requests can never be answered, only it fails, with `Request.error` set; with a single
     request, its error is raised. A SchemaWarning names keywords of a JSON schema that are checked only at the end."""
     answers = requests_for(engine, tokenizer, prompts, options)

@@ -34,7 +34,7 @@ PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDi
 
 class Runner:
     """Calls a model on rows of a KV cache. With the model's `state`, a decoding step is compiled after `compile_after`
-    plain steps of its kind (None: never): the same number of rows, one or several tokens per row, and the same
+    plain steps (None: never) of its kind, with the same number of rows, one or several tokens per row, and the same
     adapters.
 
     Views of the cache are reused in later steps with the same range of rows and rounded length, except views with
@@ -130,7 +130,7 @@ class Runner:
 
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step.
-        Returns None if the caller must run a plain step, as before `compile_after` plain steps of this kind."""
+        Returns None if the caller must run a plain step, such as the first `compile_after` steps of this kind."""
         if self.compile_after is None:
             return None
         kind = tokens.size(0), min(tokens.size(1), 2), *(self.selection.in_use if self.selection else ())
@@ -141,7 +141,7 @@ class Runner:
         return steps.run(tokens, positions, length) if steps else None
 
     def compiled_steps(self) -> CompiledSteps | None:
-        """Return the compiled steps of this model with this cache; None, also in later calls, if it cannot be
+        """Return the compiled steps of this model with this cache; None, also in later calls, if they cannot be
         compiled."""
         if self.compiled is None and self.state is not None and self.compile_after is not None:
             if unsupported(self.model, self.cache):

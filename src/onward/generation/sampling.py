@@ -24,8 +24,8 @@ Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> 
 class Sampling:
     """Sampling: how logits become the distribution of the next token.
 
-    Most names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
-    are applied. Raises a UserError for values that have a wrong type, are out of range or contradict each other.
+    Most names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which
+    options apply. Raises a UserError for values that have a wrong type, are out of range or contradict each other.
     """
 
     temperature: Annotated[float, Range(0, 1e30)] = 0.8  # below 1 sharpens, above 1 flattens; 0: the most likely token

@@ -44,7 +44,7 @@ NAMES = {  # patterns of property names, by their format
 MANY = 200  # maximum number of alternatives that are compared with each other
 BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 FAR = 1e18
-REFERENCES = 8  # the longest chain of references that is followed to compare alternatives
+REFERENCES = 8  # the longest chain of references that is followed
 TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 Node = Mapping[str, Any]
 
@@ -318,7 +318,7 @@ def name_pattern(rule: Node) -> str:
 
 
 def with_pointers(root: Any) -> Any:
-    """Replace references by name, such as #anchor, in a schema by JSON pointers."""
+    """Return a schema in which references by name, such as #anchor, are replaced by JSON pointers."""
     anchors = {f"#{node['$anchor']}": path for path, node in subschemas(root) if "$anchor" in node}
 
     def rewritten(node: Any, path: str) -> Any:

@@ -51,8 +51,8 @@ class Prepared:
     """A JSON schema, ready to constrain answers. Error messages name the schema by `what`, such as "json_schema".
 
     `schema` is the part that the grammar enforces: it allows every value that conforms to the schema `original`.
-    `later` are the JSON paths of the keywords that the grammar does not enforce; `conformance` checks them. Raises a
-    UserError for a schema that cannot be used, such as a malformed one.
+    `later` are the JSON paths of the keywords that the grammar does not fully enforce; `conformance` checks them.
+    Raises a UserError for a schema that cannot be used, such as a malformed one.
     """
 
     def __init__(self, original: Any, what: str) -> None:

@@ -102,7 +102,7 @@ class HarnessModel(TemplateLM):
         return f"onward-{self.text.vocab_size}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The chat template, written into results; None without `chat_template`."""
+        """The chat template, which lm-evaluation-harness writes into its results; None without `chat_template`."""
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -120,11 +120,11 @@ class HarnessModel(TemplateLM):
         return str.__getitem__(text, slice(end))
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Encode a text; unlike Onward, converts control tokens that are written in it."""
+        """Encode a text. Unlike Onward's tokenizers, this converts control tokens that are written in the text."""
         return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text for lm-evaluation-harness; by default, adds control tokens unless the text already begins with
+        """Encode a text for lm-evaluation-harness, by default with control tokens unless the text already begins with
         the prefix token."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
@@ -173,7 +173,7 @@ class HarnessModel(TemplateLM):
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:
-        """Convert a task's generation options to GenerationOptions; raises a UserError for an unsupported option."""
+        """Convert a task's generation options to GenerationOptions. Raises a UserError for an unsupported option."""
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)

@@ -93,7 +93,7 @@ def under(task: str, progress: Progress, kind: str, done: int, total: int) -> No
 def run_one(
     model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
 ) -> dict[str, Any]:
-    """Run one task or group, by name or as a .yaml file; any failure is a UserError."""
+    """Run one task or group, by name or as a .yaml file. Raises a UserError for any failure."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
@@ -160,15 +160,15 @@ def reason(task: str, failure: Exception) -> str:
 
         return (
             f"Cannot run {task}, because {repository[1] or repository[2]} of the Hugging Face hub is not in "
-            f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run it once with a "
+            f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run the task once with a "
             "network, or copy that folder from a machine that has it"
         )
     return f"lm-evaluation-harness cannot run {task}: {text}"
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, which names the line if it is known, for an unreadable file, invalid YAML or an unknown
-    key."""
+    """Raise a UserError, which names the line if it is known, for an unreadable file, one that is not a YAML mapping,
+    or an unknown key."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:

@@ -72,8 +72,8 @@ def discard_wrong(name: str, commit: str) -> list[str]:
 
 
 def is_announced(file: Path) -> bool:
-    """Whether a cached file has the checksum that is its name: SHA-256 of large files, SHA-1 of a Git blob of others.
-    True if the name is not a checksum, as in a cache without links."""
+    """Whether a cached file has the checksum that is its name: SHA-256 for large files, SHA-1 of the Git blob for
+    others. True if the name is not a checksum, as in a cache without links."""
     announced = file.resolve().name
     if not CHECKSUM.fullmatch(announced):
         return True

@@ -35,7 +35,7 @@ class HubName:
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """Parse org/name, name or org/name@revision, with or without hf://, or the URL of a model's page; returns None
+        """Parse org/name, name or org/name@revision, with or without hf://, or the URL of a model's page. Returns None
         for any other text. `revision` (default: main) is used if the text names no revision. Raises a UserError if both
         are given and differ."""
         address = ADDRESS.fullmatch(text)

@@ -69,7 +69,7 @@ def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
 
 
 def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int = 0) -> Tensor:
-    """Return random token ids (texts, 2 length), drawn from a seed: each text repeats the same `length` tokens,
+    """Return random token ids (texts, 2 length), drawn with `seed`: each text repeats the same `length` tokens,
     distinct if the vocabulary is large enough. `length` is by default 50, or fewer if half the context or the
     vocabulary is smaller. Raises a UserError if the text does not fit into the context, or if `length` is 1."""
     c, generator = model.config, torch.Generator().manual_seed(seed)

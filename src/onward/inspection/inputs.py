@@ -18,7 +18,7 @@ from onward.tracing.names import activation_names
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """Token ids (1, T) on the model's device; raises a UserError if the text is empty or longer than the context."""
+    """Token ids (1, T) on the model's device. Raises a UserError if the text is empty or longer than the context."""
     length = model.config.context_length
     if not len(tokens):
         raise UserError("the text has no tokens: give at least one")
@@ -47,7 +47,7 @@ def attention_weights_of(model: Decoder) -> list[str | None]:
 
 
 def check_position(position: int, tokens: Sequence[int]) -> int:
-    """The index of a position, which may count from the end; raises a UserError outside of the text."""
+    """The index of a position, which may count from the end. Raises a UserError outside the text."""
     if not -len(tokens) <= position < len(tokens):
         raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
     return position % len(tokens)

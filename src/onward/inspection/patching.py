@@ -57,7 +57,7 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return both texts as tensors (1, T); raises a UserError if their lengths differ."""
+    """Return both texts as tensors (1, T). Raises a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(
             f"Cannot patch between texts of {len(clean)} and {len(corrupted)} tokens: give texts of the same length"
@@ -66,7 +66,7 @@ def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> t
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """Return both metrics; raises a UserError if they are equal, since there is no effect to measure."""
+    """Return both metrics. Raises a UserError if they are equal, since there is no effect to measure."""
     if float(good) == float(bad):
         raise UserError(
             "Cannot measure an effect, because the metric is the same for both texts: choose other texts, or "

@@ -1,5 +1,5 @@
-"""Measures exactness on a model: whether its logits with caches, batches, drafts or in another program equal those of
-the plain forward pass.
+"""Measures the exactness of a model: whether its logits with caches, batches, drafts or in another program equal those
+of the plain forward pass.
 
 Shapes: T tokens, S tokens in one call, V vocabulary.
 """
@@ -71,7 +71,7 @@ class VerifiedModel:
         return PromiseFinding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """A cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
+        """The manager of a cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -101,7 +101,7 @@ class VerifiedModel:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Greedy tokens after half of the first row, batched with `rows` - 1 requests of other lengths."""
+        """Greedy tokens after the first half of the first row, batched with `rows` - 1 requests of other lengths."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -198,7 +198,7 @@ def verify(
 
 
 def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
-    """Compare with another program; the note names the first layer whose residual stream differs."""
+    """Compare the logits with those of another program; the note names where the residual streams first differ."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

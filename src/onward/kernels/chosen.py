@@ -75,6 +75,6 @@ def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None
     return y
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # the recorder of decoding steps sees it as one operation
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a recorded decoding step has the product as one operation
 LIBRARY.define("chosen_linear(Tensor x, Tensor experts, Tensor weights, Tensor? biases) -> Tensor")
 LIBRARY.impl("chosen_linear", chosen_linear, "CompositeExplicitAutograd")

@@ -1,4 +1,4 @@
-"""The draw of next tokens as a PyTorch operation, which a compiled step records as one operation, see `compiled/`.
+"""The draw of next tokens as a PyTorch operation, which a compiled step records as one operation (see `compiled/`).
 
 Shapes: B rows, V vocabulary.
 """

@@ -127,7 +127,7 @@ def max_rows(dtype: torch.dtype) -> int:
     if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
         return 256 if cpu.get("amx_tile") else ANY
     if dtype == torch.float32 and cpu.get("avx512_f") and str(cpu.get("cpu_name", "")).startswith("AMD"):
-        return ANY  # MKL, PyTorch's library, uses half of the vector width there
+        return ANY  # MKL, PyTorch's matrix library, uses half of AMD's vector width
     return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 

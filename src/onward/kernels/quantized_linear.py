@@ -25,6 +25,6 @@ def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | No
     return plain_quantized_linear(x, codes, scales, bias)
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # the recorder of decoding steps sees it as one operation
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a recorded decoding step has the product as one operation
 LIBRARY.define("quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias) -> Tensor")
 LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")

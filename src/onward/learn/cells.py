@@ -73,8 +73,9 @@ def cells(text: str) -> list[Cell]:
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block and return its status. Python code shares `names`, where `_` is the value of a block's last line. In
-    shell code, only the commands `onward` and `python` run, until one exits with status 2, a user error."""
+    """Run a block and return its status. Python code shares `names`, where `_` is the value of a block's last
+    statement. In shell code, only the commands `onward` and `python` run, until one exits with status 2, a user
+    error."""
     if cell.kind == "python":
         names["_"] = value(cell.code, names)
         return 0

@@ -65,7 +65,7 @@ def chapters() -> Sequence[Chapter]:
 
 
 def find_chapter(name: str) -> Chapter:
-    """The chapter with this number, with these words in its title, or else the chapter of this glossary term."""
+    """The chapter with this number or with these words in its title, or else the chapter of this glossary term."""
     titled = [chapter for chapter in chapters() if name == str(chapter.number) or name.lower() in chapter.title.lower()]
     taught = [chapter for entry in find(name) for chapter in chapters() if chapter.number == entry.chapter]
     if not titled + taught:

@@ -119,7 +119,7 @@ def located(error: Exception, file: str) -> str:
 
 
 def main(rows: str, arguments: str) -> None:
-    """Write a first line, which is empty or has the error of loading the file, and one line for each exercise."""
+    """Write a first line, {} or the error of loading the file, and one line for each exercise."""
     options = json.loads(arguments)
     file, named = options["file"], {exercise.name: exercise for exercise in exercises()}
     with open(rows, "a", encoding="utf-8", buffering=1) as out:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 CASES = 20
-COLUMNS = 92  # of a chapter
+COLUMNS = 92  # width of a chapter in characters
 HEADER = "import math\n\nimport torch\nfrom torch import Tensor\n"  # all that an answer may use
 
 
@@ -91,7 +91,7 @@ class Exercise:
         return drawn
 
     def variants(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """Yield (explanation, function) for the answer with each mistake, and then with each pair of mistakes."""
+        """Yield (explanation, function) for the answer with each mistake, then with each pair of independent ones."""
         for count in 1, 2:
             for chosen in combinations(self.mistakes, count):
                 if (code := edited(self.source.removeprefix(self.head), chosen)) is not None:
@@ -101,7 +101,7 @@ class Exercise:
 
 
 def edited(code: str, mistakes: Sequence[Mistake]) -> str | None:
-    """Apply `mistakes` to code; returns None if an earlier mistake has replaced the code that a later one changes."""
+    """Apply `mistakes` to code. Returns None if an earlier mistake has replaced the code that a later one changes."""
     for mistake in mistakes:
         if mistake.old not in code:
             return None

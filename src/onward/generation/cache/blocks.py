@@ -124,7 +124,7 @@ class BlockPool:
         return start <= len(blocks) * self.size and (start <= first * self.size or blocks[first] != NULL_BLOCK)
 
     def has_capacity(self, row: int, start: int, end: int) -> bool:
-        """Return whether there are enough free blocks for `reserve` with the same arguments. Raises a UserError if the
+        """Return whether `reserve` with the same arguments would find enough free blocks. Raises a UserError if the
         row lacks blocks that queries from `start` on attend to."""
         if not self.can_continue(row, start):
             raise UserError(f"a row lacks blocks that position {start} attends to: allocate the row again")
@@ -210,7 +210,7 @@ class BlockManager(CacheManager):
         return num_shared
 
     def reserve(self, row: int, start: int, end: int) -> bool:
-        """Allocate unshared blocks for positions start to end - 1 of a row; returns False, and changes nothing, if too
+        """Allocate unshared blocks for positions start to end - 1 of a row. Returns False, and changes nothing, if too
         few blocks are free. See `CacheManager.reserve`."""
         if not all(pool.has_capacity(row, start, end) for pool in self.pools.values()):
             return False

@@ -83,7 +83,7 @@ class CacheManager:
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row contains `tokens`, so that requests that begin with them can share its memory."""
+        """Do nothing: only managers that share the memory of prefixes record that a row contains `tokens`."""
 
     def free(self, row: int) -> None:
         """Free a row and its memory after its request has left."""

@@ -18,7 +18,7 @@ from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.rotations import is_scaled, last_length, rope_key
 from onward.generation.request import Request
 
-SHORTEST = 16  # number of shared context tokens from which sharing costs less than reading the weights once more
+SHORTEST = 16  # least number of a request's context tokens for which sharing repays the cost of hashing all weights
 
 
 class PrefixCache:
@@ -109,7 +109,7 @@ class PrefixCache:
         return last_length(self.manager.cache.config, length, most) if self.is_scaled else most
 
     def piece(self, request: Request, most: int) -> int:
-        """How many tokens of a request to prefill in one call, at most `most`."""
+        """Return the number of tokens of a request to prefill in one call, at most `most`."""
         return most
 
     def register(self, row: int, request: Request) -> None:

@@ -33,8 +33,8 @@ class PrefixFiles:
 
     A file's name is a hash of the tokens, a key that names the model and its adapter, the config, and the dtypes and
     shapes of the cache's entries. The key is by default the model's fingerprint, a hash of its structure and weights. A
-    file is written atomically, for its owner alone, and has a checksum; damaged files and files under a wrong name are
-    ignored. If the files have more than `size` bytes together, the least recently used files are removed.
+    file is written atomically, is readable by its owner only, and has a checksum; damaged files and files under a wrong
+    name are ignored. If the files have more than `size` bytes together, the least recently used files are removed.
     """
 
     def __init__(self, folder: Path, model: Decoder, size: int = SIZE) -> None:
@@ -66,7 +66,7 @@ class PrefixFiles:
         return self.folder / f"{name}{SUFFIX}"
 
     def read(self, name: str) -> dict[str, Tensor] | None:
-        """Read the file of a prompt, and mark it as the most recently used; None if it is missing or damaged."""
+        """Return the vectors in a prompt's file, and mark it as just used; None if it is missing or damaged."""
         vectors = read(self.path(name)) if name in self.list() else None
         if vectors is None:
             self.sizes.pop(name, None)
@@ -95,8 +95,8 @@ class PrefixFiles:
         key: str | None = None,
     ) -> int:
         """Load the file with the longest prefix of `tokens` into the row `row`, which is allocated and holds the first
-        `cached` tokens already; does nothing if no file has a longer prefix. Returns the number of leading tokens that
-        the row then holds, always fewer than all. `rope_length` is the row's; `key` identifies the model and the
+        `cached` tokens already; if no file has a longer prefix, nothing is loaded. Returns the number of leading tokens
+        that the row then holds, always fewer than all. `rope_length` is the row's; `key` identifies the model and the
         adapter, by default the current model."""
         names, saved = self.list(), []
         if not names or (key := key or fingerprint(self.model)) is None:
@@ -122,15 +122,15 @@ class PrefixFiles:
         return cached
 
     def keep(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None) -> None:
-        """Save a prompt as `save` does; warns if the file cannot be written."""
+        """Save a prompt as `save` does, but warn if the file cannot be written."""
         try:
             self.save(manager, row, tokens, key)
         except UserError as error:
             warnings.warn(f"the prompt is not saved: {error}", stacklevel=3)
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
-        """Save the keys and values of the first tokens of a cache row, `tokens`, to a file; returns its path. The row
-        may hold at most `chunk` further tokens, which are not saved. `key` identifies the model and the adapter, by
+        """Save the keys and values of the first tokens of a cache row, `tokens`, to a file, and return its path. The
+        row may hold at most `chunk` further tokens, which are not saved. `key` identifies the model and the adapter, by
         default the current model.
 
         Raises a UserError if the file cannot be written, if the weights have changed in a way that PyTorch does not
@@ -143,7 +143,7 @@ class PrefixFiles:
         name = state.hexdigest()
         if self.read(name) is None:
             if key.partition(" ")[0] != fingerprint(self.model):  # another process would load stale keys
-                raise UserError("the weights have changed in a way that PyTorch does not track, such as through `data`")
+                raise UserError("the weights have changed in a way that PyTorch does not track (`data`): prefill again")
             states = manager.cache.states.snapshot(row, len(tokens))
             vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
             vectors = {name: t.cpu() for name, t in vectors.items()}
@@ -177,7 +177,7 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 
 
 def read(path: Path) -> dict[str, Tensor] | None:
-    """Read the tensors in the file of a prefilled prompt, by name; returns None if the file is missing, damaged, or was
+    """Read the tensors in the file of a prefilled prompt, by name. Returns None if the file is missing, damaged, or was
     saved under another name."""
     if not path.is_file():  # a pipe would wait for a writer
         return None

@@ -21,7 +21,7 @@ from onward.generation.request import Request
 from onward.model.cache import KVCache
 from onward.model.no_states import Snapshot
 
-LEAST = 4  # snapshots that are kept even if they exceed the size of the cache, such as in a chat
+LEAST = 4  # number of snapshots that are kept even if they are larger than the cache, such as in a chat
 
 
 class Snapshots:
@@ -34,7 +34,7 @@ class Snapshots:
         self.bytes = 0
 
     def add(self, digest: bytes, length: int, snapshot: Snapshot, most: int) -> None:
-        """Add a snapshot after `length` tokens whose hash is `digest`; `most` are the bytes of the cache."""
+        """Add a snapshot after `length` tokens whose hash is `digest`; `most` is the size of the cache in bytes."""
         self.by_hash[digest] = length, snapshot
         self.lengths[length] += 1
         self.bytes += nbytes(snapshot)

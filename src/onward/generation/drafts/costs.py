@@ -13,7 +13,7 @@ from onward.model.decoder import Decoder
 
 COST = 0.06  # time of verifying a token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
-INTEGERS = 0.3  # COST where rows round apart: fewer than four rows read integer weights one after the other
+INTEGERS = 0.3  # COST if rounds_rows_apart: fewer than four rows read the integer weights one after the other
 
 
 def cost_of(model: Decoder) -> float:
@@ -28,15 +28,15 @@ def rounds_rows_apart(model: Decoder) -> bool:
     """Return whether a matmul of four or more rows rounds differently from one of fewer rows, as with integer weights
     unless a CPU's matrix unit multiplies them."""
     if not any(hasattr(module, "precision") for module in model.blocks[-1].modules()):
-        return False  # without a walk over all modules, which would take longer the more layers there are
+        return False  # avoids a walk over all modules
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "precision")]
     sizes = frozenset((layer.in_features, layer.out_features) for layer in layers)
     return not (model.device.type == "cpu" and has_fast_rows(model.dtype, sizes))
 
 
 def has_fast_rows(dtype: torch.dtype, sizes: frozenset[tuple[int, int]]) -> bool:
-    """Whether the matrix unit of this CPU multiplies x in `dtype` with weights of these `sizes` (inputs, outputs): then
-    a few rows take little longer than one, and each gets the same bits as alone."""
+    """Return whether the matrix unit of this CPU multiplies inputs in `dtype` with weights of these `sizes` (inputs,
+    outputs): then a few rows take little longer than one, and each gets the same bits as alone."""
     if dtype != torch.bfloat16 or unavailable():
         return False
     from onward.kernels.llvm import matrix, matrix_products

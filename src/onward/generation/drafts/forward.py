@@ -19,8 +19,8 @@ MAX_COMPILED = 16  # maximum number of tokens of a row in a compiled step
 
 
 def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequence[Sequence[int]]) -> Tensor:
-    """Run the model on each request's last token and its draft tokens (`drafted`), to verify these; returns the logits
-    (N, V) after each of these tokens, request by request. Request i is in row i of the cache."""
+    """Run the model on each request's last token and its draft tokens (`drafted`), to verify these, and return the
+    logits (N, V) after each of these tokens, request by request. Request i is in row i of the cache."""
     runner.decoding = []
     pieces = [[request.last_token, *tokens] for request, tokens in zip(requests, drafted)]
     starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]

@@ -26,7 +26,7 @@ PRECISION: Literal["int8"] = "int8"  # precision of the weights that a program r
 
 class IntegerHead:
     """A draft head and the output layer of its model with copies of their weights as integers, which are read several
-    times faster than the weights. Draft tokens change no text, so that rounding only changes how many of them are
+    times faster than the original weights. Draft tokens change no text, so rounding changes only how many of them are
     accepted."""
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
@@ -72,7 +72,7 @@ class GuessProgram:
         self.program = CompiledFunction(guess, (self.state, self.numbers, self.factors), head.tensors())
 
     def start(self, states: Tensor, requests: Sequence[Request]) -> None:
-        """Begin after the last token of each request, before which the model's hidden states are (B, D)."""
+        """Begin after each request's last token; `states` (B, D) are the model's hidden states before that token."""
         self.state.copy_(states)
         last, index = [r.last_token for r in requests], [len(r.tokens) for r in requests]
         self.numbers.copy_(torch.tensor([last, [r.seed for r in requests], index]))
@@ -90,7 +90,7 @@ class GuessProgram:
 
 @dataclass
 class Programs:
-    """The programs of a draft head, by the number of requests, for weights in the state `key`."""
+    """The programs of a draft head, by the number of requests; `key` identifies the state of the weights."""
 
     key: tuple[int, ...]
     head: IntegerHead
@@ -100,7 +100,7 @@ class Programs:
 PROGRAMS: WeakKeyDictionary[DraftHead, Programs] = WeakKeyDictionary()
 
 
-@torch.inference_mode(False)  # operations on tensors that are made in inference mode would be recorded without parts
+@torch.inference_mode(False)  # inference mode would record composite operations undecomposed
 @torch.no_grad()
 def guess_program(model: Decoder, head: DraftHead, rows: int) -> GuessProgram | None:
     """Return the program that drafts one token for each of `rows` requests, compiled once and reused while the weights

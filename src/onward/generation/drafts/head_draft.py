@@ -30,7 +30,7 @@ from onward.model.draft_head import DraftHead, embedded
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # tokens per proposal by default
 # overhead of a proposal and of a step, as the bytes of weights that are read in that time
 AROUND_PROPOSAL, AROUND_STEP = 4_400_000, 16_000_000
-OF_PROGRAM = 1.25  # the same for one weight of a compiled draft head: one byte, which has to be converted
+OF_PROGRAM = 1.25  # the same for one weight of a compiled draft head: a byte, and its conversion
 TILE = 4  # tokens that a dense model verifies in the time of a plain step
 TRUST = 0.4  # a draft token of probability p is accepted with probability p ** TRUST; measured with stories260K
 LIKELY, TRIALS = 0.8, 5  # prior share of accepted draft tokens, and its weight as a number of draft tokens
@@ -84,8 +84,8 @@ class HeadDraft:
         return [Proposal(new[: min(most, end)]) for new, most, end in zip(tokens, room, known)]
 
     def guess(self, state: Tensor, requests: Sequence[Request], count: int) -> list[list[int]]:
-        """Return at most `count` draft tokens for each request, computed from the hidden states (B, D); they end before
-        the first -1, where there is no distribution."""
+        """Return at most `count` draft tokens for each request, computed from the hidden states (B, D); a draft token
+        is -1 where there is no distribution."""
         program, plain = self.program(len(requests)), all(map(is_plain, requests))
         tokens, last = list[list[int]]([] for _ in requests), [request.last_token for request in requests]
         reached = [1.0] * len(requests)  # the probability that all draft tokens so far are accepted

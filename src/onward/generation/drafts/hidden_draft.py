@@ -95,8 +95,8 @@ class HiddenDraft:
         return [Proposal(new[:most]) for new, most in zip(tokens, room)]
 
     def catch_up(self, requests: Sequence[Request], known: Sequence[Known]) -> Tensor:
-        """Run the draft on the hidden states that its cache lacks, each with the token after its position; returns the
-        draft's hidden states (B, D) after each request's last token."""
+        """Run the draft on the hidden states that its cache lacks, each with the token after its position, and return
+        the draft's hidden states (B, D) after each request's last token."""
         result: dict[int, Tensor] = {}
         while len(result) < len(requests):
             pieces, states = list[list[int]](), list[Tensor]()

@@ -85,8 +85,8 @@ class ModelDraft:
         return [Proposal(new[:most]) for new, most in zip(tokens, room)]
 
     def catch_up(self, requests: Sequence[Request]) -> Tensor:
-        """Run the draft model on the tokens of each request that its cache lacks; returns the logits (B, V) after each
-        request's last token."""
+        """Run the draft model on the tokens of each request that its cache lacks, and return the logits (B, V) after
+        each request's last token."""
         assert self.manager is not None
         for row, request in enumerate(requests):
             request.num_draft_cached = self.continued(row, request)
@@ -121,8 +121,8 @@ class ModelDraft:
         idle: Sequence[int] = (),
     ) -> Tensor:
         """Run the draft model on `pieces`, the next tokens of each request; piece i begins at position starts[i].
-        Returns the logits (B, V) after each piece; the pieces in `idle` are padding. Token ids outside the draft
-        model's vocabulary are replaced by its last id."""
+        Returns the logits (B, V) after each piece; the pieces with the indices `idle` are padding. Token ids outside
+        the draft model's vocabulary are replaced by its last id."""
         assert self.manager is not None
         assert self.runner is not None
         last_id = self.model.config.vocab_size - 1

@@ -19,11 +19,11 @@ from onward.model.decoder import Decoder
 from onward.model.rows import OPEN
 
 LENGTHS = 3, 7  # proposal lengths: only two, since a step is compiled for each
-OF_INTEGERS = (2,)  # proposal lengths where rows round apart
+OF_INTEGERS = (2,)  # proposal lengths if rounds_rows_apart
 BEGIN = 0.5  # steps that a request may lose at first
-SHARE = 0.01  # steps that it may lose for each token of its answer
-MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
-MOST_ROWS = 4  # maximum number of decoding requests: with more, the processor has no time left in a step
+SHARE = 0.01  # steps that a request may lose for each token of its answer
+MOST = 2.0  # greatest balance, so that drafting ends soon after a text is no longer copied
+MOST_ROWS = 4  # maximum number of decoding requests: with more, a step leaves no time for draft tokens
 SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 
@@ -31,7 +31,7 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return an engine's default draft: lookup, used while it saves time. None for recurrent layers, since a row would
     have to keep a state for each draft token; for parts from outside the package, whose costs are not known; for small
     models, whose steps take little longer than a proposal; and for a `cache` that cannot add a whole proposal in one
-    call. Where rows round apart, few tokens are proposed, to one request at a time."""
+    call. If `rounds_rows_apart`, few tokens are proposed, to one request at a time."""
     config = model.config
     layers, chunk = range(config.n_layers), cache.chunk if cache else config.context_length
     if chunk <= LENGTHS[-1] or is_small(config) or own_parts(config):

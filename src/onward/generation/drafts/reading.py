@@ -20,7 +20,7 @@ from onward.model.decoder import Decoder
 
 @runtime_checkable
 class ReadingDraft(Draft, Protocol):
-    """The interface of drafts that read the hidden states of the model whose tokens they guess."""
+    """The interface of drafts that read the hidden states of the model whose next tokens they propose."""
 
     def read(self, request: Request, start: int, hidden: Tensor) -> None:
         """Receive the hidden states (T, D) of a request's tokens from index `start` of prompt + answer on, after the

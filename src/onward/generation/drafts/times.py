@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST = 8  # the fewest steps without proposals whose mean time is used
+LEAST = 8  # least number of steps without proposals whose mean time is used
 
 
 @dataclass
@@ -14,7 +14,7 @@ class SpeculationTimes:
 
     seconds: float = 0.0  # seconds of steps with proposals, drafting included
     drafting: float = 0.0  # seconds of the draft, included in `seconds`
-    tokens_per_row: float = 0.0  # new tokens per row, summed over these steps
+    tokens_per_row: float = 0.0  # new tokens per row, summed over the steps with proposals
     steps: int = 0
     plain_seconds: float = 0.0  # seconds of steps without proposals
     plain_steps: int = 0

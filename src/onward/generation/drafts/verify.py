@@ -40,9 +40,9 @@ def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Requ
 
 
 def ends_early(request: Request, index: int, token: int) -> bool:
-    """Whether the token drawn at an index of a plain request's answer would end the answer before `min_new_tokens`. If
-    not, banning the stop tokens would not change the draw, which takes the token with the greatest p / e (see
-    `kernels.draws.draw`).
+    """Return whether the token drawn at an index of a plain request's answer would end the answer before
+    `min_new_tokens`. If not, banning the stop tokens would not change the draw, which takes the token with the greatest
+    p / e (see `kernels.draws.draw`).
     """
     return index < request.min_new_tokens and token in request.stop_token_ids
 

@@ -160,7 +160,7 @@ class Engine:
             self.state.rest()
 
     def run(self) -> Iterator[tuple[Request, int]]:
-        """Run steps until every request is done; yields (request, token) for each generated token except stop
+        """Run steps until every request is done, and yield (request, token) for each generated token except stop
         tokens."""
         with without_dropout(self.model):  # set once here rather than in every step
             while self.busy:
@@ -168,7 +168,7 @@ class Engine:
 
     def finish(self) -> None:
         """Run steps until every request is done. Between steps, the engine checks the model for changes only after a
-        request has called a user function."""
+        user's function or draft has run."""
         with without_dropout(self.model):
             self.state.confirmed = False
             while self.busy:
@@ -271,8 +271,8 @@ def row_of(request: Request, tokens: int) -> Row:
 def receive(
     request: Request, proposal: Proposal, tokens: Sequence[int], logits: Tensor
 ) -> Iterator[tuple[Request, int]]:
-    """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
-    each appended token. `proposal` are the draft tokens that were verified, which are counted in the request's
+    """Append tokens, sampled from logits (T, V), to a request up to the end of its answer, and yield (request, token)
+    for each appended token. `proposal` are the draft tokens that were verified, which are counted in the request's
     `num_drafted` and `num_accepted`. Raises a UserError if a forced token breaks the constraint, and any exception that
     `request.check` raises."""
     if request.num_logprobs is not None:

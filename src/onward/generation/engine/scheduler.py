@@ -30,7 +30,7 @@ class Schedule:
 
 class Pace:
     """The rule for when the next piece of a long prompt is prefilled while other requests decode: after decoding steps
-    have taken as many seconds as the previous piece."""
+    have taken as many seconds as the previous piece, divided by `crowd`."""
 
     def __init__(self) -> None:
         self.debt = 0.0  # seconds of decoding that are due before the next piece of prefill
@@ -53,8 +53,8 @@ class Scheduler:
     `prefixes` allocates rows of the cache, and `draft_manager` those of a draft's cache, with the same indices. At most
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half
     of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the maximum
-    number of tokens of one prompt in a step in which other requests decode; several prompts together may have 4 times
-    as many. With None, one or several prompts prefill a chunk of the cache.
+    number of tokens of one prompt in a step in which other requests decode (more if fewer decode than prefill); several
+    prompts together may have 4 times as many. With None, the limit for all together is the cache's chunk.
     """
 
     def __init__(

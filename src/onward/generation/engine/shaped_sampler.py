@@ -103,7 +103,7 @@ class ShapedSampler:
 
 
 def goes_on(state: Constraint | None, token: int) -> bool:
-    """Advance the state of a constraint by a token; returns whether another token may follow."""
+    """Advance the state of a constraint by a token, and return whether another token may follow."""
     try:
         return state is None or state.accept(token)
     except Exception:  # raised again when the token is appended

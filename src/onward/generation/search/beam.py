@@ -31,7 +31,7 @@ class Hypothesis:
     tokens: list[int]  # without the stop token
     score: float  # (logprob - diversity penalties) / (number of tokens, stop token included) ** length_penalty
     logprob: float  # log-probability of the tokens, stop token included, after `sampling`
-    finished: bool  # whether it ended with a stop token rather than at max_new_tokens
+    finished: bool  # whether the hypothesis ended with a stop token rather than at max_new_tokens
 
 
 @dataclass

@@ -23,7 +23,7 @@ from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 from onward.model.extended import LateNormSelfAttentionModule
 
 TEXTS = 6
-GAIN = {"repeated": 1.5, "random": 0.5}  # small scores, for which softmax and soft caps are nearly linear
+GAIN = {"repeated": 1.5, "random": 0.5}  # keep scores small: softmax and soft caps are then nearly linear
 FIT = 0.05  # relative tolerance of a fitted factor
 ALIKE = 1e-4  # relative to the largest number: vectors that differ by less count as equal
 FASTEST = 1.05  # largest usual rotation of a pair of dimensions, in radians per token
@@ -35,9 +35,9 @@ Layer = Sequence[RecordedAttention]  # the recordings of one attention, one per 
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Recordings of each attention on N texts, with weights scaled by `loud`; cached for other checks; empty if a
-    recorded value is not finite. With `kind` "repeated", each text repeats one token; with "random", tokens are
-    random."""
+    """Recordings of each attention on N texts, with weights scaled by `loud`; cached for other checks; empty if no text
+    length is usable or a recorded value is not finite. With `kind` "repeated", each text repeats one token; with
+    "random", tokens are random."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -104,7 +104,7 @@ def positions(s: Subject) -> Outcome:
 
 
 def shifted(s: Subject) -> str:
-    """Phrase about how the logits change if all given positions are shifted."""
+    """Phrase about how the logits change if all given positions are shifted; "" if the model takes no positions."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
@@ -145,7 +145,8 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """Largest deviation of scores (N, H, T, T) from the mean at their distance, relative to the largest score."""
+    """Largest deviation of scores (N, H, T, T) from the mean score at the same distance, relative to the largest
+    score."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
@@ -202,7 +203,8 @@ def rotation_mistake(queries: Tensor) -> str:
 
 
 def name_about_positions(model: nn.Module) -> str:
-    """The first parameter, buffer, module or function whose name suggests positions, such as "rope"."""
+    """The first name of a parameter, buffer or module, or in a forward method, that suggests positions, such as
+    "rope"."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
@@ -218,7 +220,8 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
-    """Check that scores have the usual scale, and that query heads use the keys and values of their group."""
+    """Check that scores have the usual scale, that query heads use the keys and values of their group, and that heads
+    differ."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION

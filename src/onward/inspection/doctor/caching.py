@@ -130,7 +130,7 @@ def held_bytes(memory: Cache) -> int:
 
 
 def memory_per_token(s: Subject) -> Outcome:
-    """Check that the cache grows by no more bytes per token than keys and values need."""
+    """Check that the cache grows by at most EXCESS times the bytes per token that keys and values need."""
     if isinstance(s.model, Decoder):
         size = cache_bytes_per_token(s.model.config, s.dtype.itemsize)
         return "ok", f"the cache takes {size:,} bytes per token, computed from the config"

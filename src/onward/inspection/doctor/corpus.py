@@ -34,7 +34,7 @@ def duplicates(c: Corpus) -> Outcome:
 
 
 def ended(c: Corpus) -> Outcome:
-    """Check that the documents of the training text end with an end token: all but the last, or a sample of many."""
+    """Check that the documents of the training text before the last, or a sample of them, end with an end token."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
         return "not applicable", "the corpus is a single document" if c.end_ids else "no end token is known"

@@ -26,7 +26,7 @@ DRIFT = 0.2  # largest relative error of logits in bf16, as a median over tokens
 
 
 def finite(s: Subject) -> Outcome:
-    """Check that no logit is NaN or infinite, even with all matrices set to zero."""
+    """Check that no logit is NaN or infinite, even with all matrices and biases set to zero."""
     with s.outputs() as uses:
         logits = s(s.tokens)
     bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last operation")
@@ -228,7 +228,8 @@ def padding(s: Subject) -> Outcome:
 
 
 def length(s: Subject) -> Outcome:
-    """Check that a text as long as the context gives finite logits."""
+    """Check that a text as long as the context gives finite logits, and that one token more is refused or does so,
+    too."""
     n = s.context_length
     if not n:
         return "not applicable", "no attribute of the model gives its context length: give --context-length"

@@ -137,7 +137,8 @@ def first_loss(s: Subject) -> Outcome:
 
 
 def gradients(s: Subject) -> Outcome:
-    """Check that all trainable parameters get a gradient, and that parameters meant to be frozen get none."""
+    """Check that trainable parameters, other than those of experts and reward heads, get a gradient, and that
+    parameters meant to be frozen get none."""
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN
@@ -178,7 +179,7 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
-    """Check that head and embedding share one matrix if the config declares them tied."""
+    """Check that head and embedding share one matrix if the model declares them tied."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
         return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
@@ -203,8 +204,8 @@ def shared(s: Subject) -> Outcome:
 
 
 def initialization(s: Subject) -> Outcome:
-    """Check that the standard deviation of each kind of matrix is about equal in all layers, or rises or falls with
-    depth."""
+    """Check that no linear layer has equal rows, and that the standard deviation of each kind of matrix is similar in
+    all layers, or rises or falls with depth, by at most a factor of MOST."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     layers: dict[str, dict[str, float]] = defaultdict(dict)  # standard deviation of a matrix in each layer

@@ -111,7 +111,8 @@ def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) 
 
 
 def norms(s: Subject) -> Outcome:
-    """Check that either all branches of a block or none have a norm before them."""
+    """Check that either all branches of a block or none have a norm before them, and that the first norm divides by the
+    size of its input."""
     if not s.blocks:
         return "not applicable", "no list of blocks that take and return (B, T, D) was recognized"
     scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x

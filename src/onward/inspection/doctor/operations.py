@@ -1,7 +1,7 @@
 """Records the operations of a forward pass, in any style of code: products with weights, attention, and sums.
 
-Every decoder consists of a few PyTorch operations, whether it is written with modules, functions, einsum or fused
-attention. A dispatch mode records them all. Attention is recognized as a product of queries and keys with a (T, T)
+A decoder consists of a few kinds of PyTorch operations, whether it is written with modules, functions, einsum or fused
+attention. A dispatch mode sees them all. Attention is recognized as a product of queries and keys with a (T, T)
 result for each head, followed by a product of weights (T, T) and values.
 
 Shapes: H heads, K key/value heads, T tokens, E size of a head, D width.
@@ -171,7 +171,7 @@ class Operations(TorchDispatchMode):
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
         if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
-            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of such products also counts
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products with weights also counts
         elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
         if len(known) != 1 or known[0] is out:
@@ -197,8 +197,8 @@ class Operations(TorchDispatchMode):
 
 
 def length_of_texts(s: Subject) -> int:
-    """A length T that divides no dimension of the parameters, so that a (T, T) tensor can only be attention; 0 if there
-    is none."""
+    """A text length T from 4 to 13 that divides no dimension of the parameters, so that a (T, T) tensor can only be
+    attention; 0 if there is none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
@@ -253,8 +253,8 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
     """Return a context manager in which every part has a visible effect: each matrix multiplies the size of vectors by
-    about `gain`, and no parameter is zero. In a fresh model, the effect of many mistakes is smaller than rounding
-    errors."""
+    about `gain`, and no parameter has only zeros. In a fresh model, the effect of many mistakes is smaller than
+    rounding errors."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

@@ -102,7 +102,8 @@ def cosine(x: Tensor, y: Tensor) -> float:
 
 
 def activation(s: Subject) -> Outcome:
-    """Check that no two matrices follow each other without an activation between them."""
+    """Check that no two matrices follow each other without an activation between them, and that activations are
+    called."""
     ops = traced(s)
     if not ops:
         return "not applicable", NO_TEXT

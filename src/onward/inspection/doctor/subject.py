@@ -79,7 +79,7 @@ class ReachedError(BaseException):
 
 
 class Subject:
-    """The model to check, random token ids (2, T), and its logits for them; raises a UserError if the model returns
+    """The model to check, random token ids (2, T), and its logits for them. Raises a UserError if the model returns
     anything but logits."""
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
@@ -140,7 +140,7 @@ class Subject:
         return logits
 
     def longest(self, length: int) -> int:
-        """The greatest number of tokens, at most `length`, that the model accepts; raises a UserError if it accepts
+        """The greatest number of tokens, at most `length`, that the model accepts. Raises a UserError if it accepts
         neither `length` nor a smaller number of at least four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
@@ -156,7 +156,7 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """A user's batch on the model's device; raises a UserError unless it is a pair of tensors (B, T) with ids of
+        """A user's batch on the model's device. Raises a UserError unless it is a pair of tensors (B, T) with ids of
         the model."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
@@ -187,7 +187,7 @@ class Subject:
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
         """The user's loss of logits (B, T, V) and targets (B, T) or, without one, the model's own loss on the test
-        tokens; None if it returns none."""
+        tokens; None if the model returns none."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
@@ -260,7 +260,8 @@ class Subject:
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """Yield a list that records each call of a module, in the order in which the calls return."""
+        """Yield a list that records the calls of modules that return floating-point tensors, in the order of their
+        returns."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:

@@ -75,7 +75,7 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """Load with Onward, or with transformers if Onward cannot load the model."""
+    """Load a model with Onward, or with transformers if Onward cannot load it."""
     try:
         return load_model(path)[0]
     except UserError as error:

@@ -100,7 +100,8 @@ TRAINED = {
     "offset": Check(
         "a trained model and text",
         "compares the losses for the tokens before, at, one after and two after each position: the next must be lowest,"
-        " except that the loss at the position may be lower by less than half, as in the first steps of a tied head",
+        " except that the loss at the position may be lower by less than half, as in the first steps of training with a"
+        " tied head",
         "the model has learned to copy, or to skip a token: its training loss is meaningless",
         "train on tokens[:, :-1] and tokens[:, 1:], and shift only once: in the data or in the loss",
         offset,

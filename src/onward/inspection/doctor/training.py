@@ -28,7 +28,7 @@ NO_BATCHES = "no batches are given: add --batches"
 
 
 def padded(s: Subject) -> Outcome:
-    """Check that the loss ignores targets in runs of one token at the ends of rows, such as padding."""
+    """Check that the loss ignores the token that most rows repeat at their end, such as padding."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     ends: dict[int, int] = {}  # number of rows that end with a run of this token
@@ -50,7 +50,7 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Whether targets equal to `token` change the user's loss; True if no loss is given."""
+    """Whether the logits at targets equal to `token` affect the user's loss; True if this is unknown."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()

@@ -47,8 +47,8 @@ def private_folder(folder: str | Path) -> Path | None:
 
 
 def unsafe(place: Path, private: bool) -> str:
-    """Return the reason why another user could put code into the folder `place` or below it; "" if no user could. The
-    folder is created if it is missing.
+    """Return the reason why another user could put code into the folder `place` or below it; "" if no other user could.
+    The folder is created if it is missing.
 
     Only this user may have access to a `private` folder. Others may enter a folder above it, and write to that folder
     if it is sticky.

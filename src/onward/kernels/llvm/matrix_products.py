@@ -211,7 +211,7 @@ class Int8Product(MatrixProduct):
         super().__init__(code, given, finish)
         self.few = code.icmp_unsigned("<=", given.rows, INT(FEW))
         self.tiles = code.select(self.few, INT(1), INT(self.parts))
-        self.digits = memory(code, INT(self.parts * TILE_BYTES))  # of ROW inputs
+        self.digits = memory(code, INT(self.parts * TILE_BYTES))  # the digits of ROW inputs
         self.factors = memory(code, code.mul(self.most, INT(ROW)))  # by which each row's sums are multiplied
         self.scales = memory(code, INT(ROW))  # by which each row of a group is multiplied before rounding
 
@@ -278,7 +278,7 @@ def is_tiled(code: Code, given: Values) -> Any:
 
 
 def supports(inputs: int, outputs: int) -> bool:
-    """Whether a weight (outputs, inputs) has a size that these products support, as `is_tiled` asks when they run."""
+    """Whether a weight (outputs, inputs) has a size that these products support, as `is_tiled` tests at run time."""
     return inputs % INPUTS == 0 and outputs >= OUTPUTS and inputs < MOST_INPUTS
 
 

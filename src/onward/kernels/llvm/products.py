@@ -231,8 +231,8 @@ class Product:
             code.put(numbers, given.y, self.dtype, code.add(self.y_index(code, given, row), output))
 
     def finished(self, code: Code, given: Values, totals: Any, output: Any, outputs: int) -> Any:
-        """Emit code that multiplies sums of products by the scales of the weight and adds the bias; `totals` has
-        `outputs` columns of y from column `output` on, row by row."""
+        """Emit code that multiplies sums of products by the scales of an int8 weight and adds the bias, if any;
+        `totals` has `outputs` columns of y from column `output` on, row by row."""
         if self.weight_format == "int8":
             totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
         if self.biased:

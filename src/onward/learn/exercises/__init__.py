@@ -10,7 +10,7 @@ from onward.learn.exercise import Exercise
 
 @cache
 def exercises() -> Sequence[Exercise]:
-    """Return all exercises in the order of the chapters, those with short answers first."""
+    """Return all exercises in the order of the chapters, and within a chapter by the length of the answer."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
     found: list[Exercise] = [import_module(f"{__name__}.{file.stem}").EXERCISE for file in files]
     return sorted(found, key=lambda exercise: (exercise.chapter, len(exercise.source)))
