@@ -320,7 +320,7 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
         "Options of generation: sampling, and the length, end, format and number of answers:",
         "Sampling: how logits become the distribution of the next token:",
         "Search for likely answers instead of sampling:",
-        "Speculative decoding: the same distribution, faster:",
+        "Speculative decoding: the same distribution, often faster:",
         "When to compile decoding steps:",
         "How the model is loaded:",
         "examples:",

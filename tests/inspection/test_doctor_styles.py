@@ -169,6 +169,14 @@ def test_padding_that_the_loss_leaves_out_is_right() -> None:
     assert found.status == "ok"
 
 
+def test_only_targets_of_the_token_that_most_rows_repeat_are_counted() -> None:
+    batches = padded(0)
+    for tokens, targets in batches:
+        tokens[0, 8:] = targets[0, 8:] = 7
+    [found] = doctor(made(STYLES["functional"]), checks=["padding in targets"], batches=batches)
+    assert found.what == "4 of 4 rows end with a repeated token, 0, and 21 of their targets are that token"
+
+
 def loop(model: nn.Module, change: str = "") -> None:
     """An endless training loop, with the mistake `change` unless it is ""."""
     params = [*model.parameters()]

@@ -7,6 +7,7 @@ import pytest
 
 import onward
 from onward import Tokens, doctor
+from onward.families._unread import UNREAD
 from onward.inspection.doctor.checks import CHECKS, examine
 from onward.inspection.doctor.corpus import CORPUS, Corpus
 from onward.inspection.doctor.target import subjects_of
@@ -73,9 +74,11 @@ def test_run_is_examined_with_its_texts(tiny_run: Path) -> None:
 @pytest.mark.long
 def test_folder_of_a_family_that_only_transformers_has_is_examined(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}
-    config = transformers.CodeGenConfig(**sizes, bos_token_id=0, eos_token_id=0)
-    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path)
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 4}
+    config = transformers.DogeConfig(**sizes, **heads, max_position_embeddings=64, bos_token_id=0, eos_token_id=0)
+    transformers.DogeForCausalLM(config).save_pretrained(tmp_path)
+    assert "doge" in UNREAD
     [model] = subjects_of(str(tmp_path))
     assert failures([*examine(model)]) == {}
 

@@ -46,8 +46,7 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the same distribution, often faster. The model verifies several draft tokens in one
-    step."""
+    """Speculative decoding: the same distribution, often faster. A step verifies several draft tokens."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's MTP layer
     lookup: SizeOrZero | None = None  # tokens to draft from the earlier text; 0: none; default: if drafts are faster

@@ -6,6 +6,7 @@ Shapes: T tokens.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -31,22 +32,22 @@ def padded(s: Subject) -> Outcome:
     """Check that the loss ignores the token that most rows repeat at their end, such as padding."""
     if not s.batches:
         return "not applicable", NO_BATCHES
-    ends: dict[int, int] = {}  # number of rows that end with a run of this token
-    rows = counted = 0
+    ends, counted = Counter[int](), Counter[int]()  # by token: rows that end with a run of it, and its targets there
+    rows = 0
     for tokens, wanted in s.batches:
         for row, target in zip(tokens.tolist(), wanted.tolist()):
             run = next((i for i, token in enumerate(reversed(row)) if token != row[-1]), len(row))
             rows += 1
             if run > 2:
-                ends[row[-1]] = ends.get(row[-1], 0) + 1
-                counted += sum(x == row[-1] for x in target[-run:])
-    token = max(ends, key=lambda key: ends[key], default=None)
-    what = f"{ends.get(token, 0) if token is not None else 0} of {rows} rows end with a repeated token"
-    if token is None or ends[token] < 2 or not counted:
+                ends[row[-1]] += 1
+                counted[row[-1]] += target[-run:].count(row[-1])
+    token, repeated = max(ends.items(), key=lambda item: item[1], default=(-1, 0))
+    what = f"{repeated} of {rows} rows end with a repeated token"
+    if repeated < 2 or not counted[token]:
         return "ok", what
     if not changes_loss(s, token):
         return "ok", f"{what}, {token}, which the loss ignores"
-    return "failed", f"{what}, {token}, and {counted} of their targets are that token", "padding targets"
+    return "failed", f"{what}, {token}, and {counted[token]} of their targets are that token", "padding targets"
 
 
 def changes_loss(s: Subject, token: int) -> bool:

@@ -47,8 +47,7 @@ class Spikes:
 
 
 def matrices(model: nn.Module, processes: "Processes | None" = None) -> list[Tensor]:
-    """List the trainable matrices and stacks of matrices of a model, detached; in a pipeline, each matrix in one stage
-    only."""
+    """List the trainable matrices and stacks of matrices of a model, detached; in a pipeline, of one stage each."""
     counted = processes.counted_parameters(model) if processes else model.parameters()
     return [p.detach() for p in counted if p.requires_grad and p.ndim >= 2]
 

@@ -70,8 +70,7 @@ class Loss:
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the tensors that `state` returned, or the initial state if `tensors` is empty; by default does
-        nothing."""
+        """Restore the tensors that `state` returned, or the initial state if empty; does nothing by default."""
 
 
 @dataclass(frozen=True)
