@@ -78,7 +78,8 @@ def draft_base(folder: Path) -> Path:
 
 
 def mismatch(folder: Path, base: Path) -> str:
-    """Return a sentence if the draft head in `folder` does not belong to the model in `base`, or "" if it does."""
+    """Return an error message if the draft head in `folder` was made for another model than that in `base`, otherwise
+    ""."""
     record = read_json(folder / CONFIG).get("base") or {}
     known, now = str(record.get("checksum", "")).split(), identity(base).split()
     if known == now:

@@ -154,12 +154,13 @@ def picked(operation: Operation) -> list[Call]:
 
 def scattered(operation: Operation) -> list[Call]:
     """Translate a recorded `scatter` of one number to kernel calls: a copy of the tensor, then writes of the number at
-    the indices. Raises NotCompilable if the values of a tensor are scattered, or if the numbers of rows differ."""
+    the indices. Raises NotCompilable if the values are a tensor, if there are options, or if the tensor and the indices
+    have different numbers of rows."""
     x, width = of_rows(operation, operation.arguments[1])
     indices, value = operation.arguments[2:]
     out = operation.result
     if isinstance(value, Tensor) or operation.options or indices.shape[:-1] != x.shape[:-1]:
-        raise NotCompilable("scatter of a tensor of values, or with a different number of rows")
+        raise NotCompilable("scatter of a tensor of values, with options, or with indices of another number of rows")
     arguments = chosen.PlaceArguments(
         out=contiguous_address(out), indices=contiguous_address(indices), items=indices.numel()
     )

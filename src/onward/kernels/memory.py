@@ -1,5 +1,5 @@
-"""The memory that kernels read and write, and calls of compiled kernels: this file alone allocates memory for kernels
-and takes the addresses of tensors."""
+"""The memory that kernels read and write, and calls of compiled kernels: this file alone takes the addresses of
+tensors, and allocates the outputs of kernels outside compiled steps."""
 
 from __future__ import annotations
 

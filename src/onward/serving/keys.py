@@ -134,7 +134,7 @@ class Keys:
 
     def begin(self, key: Key) -> tuple[str, int] | None:
         """Count a request that begins; `end` must follow. Returns None or, if the request is beyond a limit of its key
-        and must be refused, a sentence and the seconds to wait."""
+        and must be refused, an error message and the number of seconds to wait."""
         usage, now = self.usage.setdefault(key.name, Usage()), monotonic()
         if key.concurrent and usage.running >= key.concurrent:
             return f"the key {key.name!r} may have {key.concurrent} requests at a time: wait until one ends", 1

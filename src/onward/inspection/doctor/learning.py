@@ -125,7 +125,7 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
         if theirs is not None and abs(float(theirs) - expected) <= CLOSE.get(s.dtype, 1e-5) * expected:
             return "ok", f"{what}; targets of {value} are ignored"
     where = "padding targets count: pass ignore_index"
-    return "failed", f"{what}; neither targets of {IGNORED} nor of -1 are ignored", where
+    return "failed", f"{what}; targets of neither {IGNORED} nor -1 are ignored", where
 
 
 def first_loss(s: Subject) -> Outcome:

@@ -35,9 +35,9 @@ def optimizers(
     matrices, not to vectors. Raises a UserError for any other name.
 
     `rates` are factors of AdamW's learning rate by parameter name (default 1), stored in the parameter groups as
-    "rate". For matrices that Muon trains, the square root of the factor is used, since the norm of Muon's updates grows
-    with the square root of the width, and that of AdamW's with the width. `processes` is the group that trains the
-    model.
+    "rate". For matrices that Muon trains, the square root of the factor is used, since the spectral norm of Muon's
+    updates grows with the square root of the width, and that of AdamW's with the width. `processes` is the group that
+    trains the model.
     """
     every = processes.whole_parameters(model) if processes else dict(model.named_parameters())
     trained: dict[str, Tensor] = {name: p for name, p in every.items() if p.requires_grad}

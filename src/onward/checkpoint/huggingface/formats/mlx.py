@@ -59,8 +59,8 @@ def octets(weight: StoredTensor, start: int, end: int) -> Tensor:
 
 
 def floats(weight: StoredTensor, scales: StoredTensor, mode: str) -> StoredTensor:
-    """Words of 32 bits (O, words), in which the elements of a row follow each other from the lowest bits on: E2M1 of
-    four bits or E4M3 of eight. Scales (O, G) are exponents, or E4M3 in NVFP4."""
+    """The weight (O, I) that is stored as `weight` (O, words), each row's elements packed into 32-bit words, lowest
+    bits first: 4-bit E2M1 or 8-bit E4M3. Scales (O, G) are exponents, or E4M3 in NVFP4."""
     bits, size = SIZES[mode]
 
     def read(start: int, end: int) -> Tensor:
@@ -71,8 +71,8 @@ def floats(weight: StoredTensor, scales: StoredTensor, mode: str) -> StoredTenso
 
 
 def affine(weight: StoredTensor, scales: StoredTensor, biases: StoredTensor, bits: int) -> StoredTensor:
-    """Words of 32 bits (O, words), in which the integers of a row follow each other from the lowest bits on, across
-    words; scales and biases (O, G)."""
+    """The weight (O, I) that is stored as `weight` (O, words), each row's integers packed into 32-bit words, lowest
+    bits first and across words, with scales and biases (O, G)."""
     inputs = weight.shape[1] * 32 // bits
     size = inputs // scales.shape[1]
 

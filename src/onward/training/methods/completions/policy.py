@@ -128,7 +128,7 @@ class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) / standard
     deviation (see `scale`)."""
 
-    scale: AdvantageScale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not
+    scale: AdvantageScale = "group"  # divisor of advantages: standard deviation of the group or of the batch; none: 1
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}
