@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -
 
 
 def print_table(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
-    """Print the best turn of each side, and the ratio of Onward's speed to its peer's."""
+    """Print, for each task, each side's highest speed and lowest memory, and the ratio of Onward's speed to TRL's."""
     print(f"{'':24}{'onward':>12}{'trl':>12}{'ratio':>8}{'memory':>22}")
     for task, name in TASKS.items():
         if (task, "onward") not in found:

@@ -254,7 +254,7 @@ def test_a_changed_base_is_refused_where_the_change_does_not_follow(bases: dict[
     for base, kind, target, quantize, message in (
         ("llama", "pissa", "gate_proj", "int8", "which is for layers with plain weights"),
         ("tied", "pissa", "lm_head", None, "which changed the embedding too, as the head shares its weight"),
-        ("gpt2", "olora", "attn.c_proj", None, "which PEFT computes from the transposed weight"),
+        ("gpt2", "olora", "attn.c_proj", None, "of the transposed weight in this family"),
     ):
         folder = tmp_path / f"{base}-{target}"
         written(bases[base], folder, 0, r=2, target_modules=[target], init_lora_weights=kind)

@@ -197,7 +197,7 @@ def hashed(*parts: Numbers | int) -> Numbers:
     return x
 
 
-ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
+ROUNDS = 8  # with fewer, pairs of images of neighboring numbers in range(6) are not equally frequent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:

@@ -93,7 +93,8 @@ def find_ngrams(
 def contaminated(
     items: Sequence[Sequence[int]], data: Sequence[Tokens], progress: Callable[[int], None] = lambda done: None
 ) -> list[bool]:
-    """Whether an N-gram of each item occurs in the data; an item of fewer than N tokens counts as clean."""
+    """Return, for each item, whether one of its N-grams occurs in the data; an item of fewer than N tokens counts as
+    clean."""
     grams = [ngrams(item) for item in items]
     present = find_ngrams({one for own in grams for one in own}, data, progress)
     return [not own.isdisjoint(present) for own in grams]

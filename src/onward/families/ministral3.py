@@ -1,4 +1,5 @@
-"""Ministral 3 and Devstral 2: Mistral with queries that grow by steps beyond the original context (Mistral AI 2025)."""
+"""Ministral 3 and Devstral 2: Mistral whose queries are scaled by a factor that increases in steps beyond the original
+context (Mistral AI 2025)."""
 
 from dataclasses import replace
 from typing import Any

@@ -117,7 +117,7 @@ def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("mlp_hidden_act", "relu2")
     plain, many = Plain(act=ACTIVATIONS.get(act, act), bias=hf.get("mlp_bias", False)), mixture(hf, act)
     if "moe" in found and plain.bias:
-        raise UserError("config.json has mlp_bias true: Onward reads experts without biases")
+        raise UserError("config.json has mlp_bias true, but Onward supports only experts without biases")
     return DecoderConfig(
         **sizes(hf, SIZES),
         n_layers=len(found),

@@ -122,8 +122,8 @@ class Weakened:
         return result
 
     def tags_of(self, node: Node) -> Iterator[tuple[Node, str]]:
-        """Yield (subschema, property) for each alternative of a schema that lists the values of the property that
-        OpenAPI's keyword `discriminator` names."""
+        """Yield (alternative, property) for each alternative in a schema's oneOf or anyOf that lists the values of the
+        property named by OpenAPI's keyword `discriminator`."""
         named = node.get("discriminator")
         tag = named.get("propertyName") if isinstance(named, Mapping) else None
         for name in ("oneOf", "anyOf") if isinstance(tag, str) else ():

@@ -23,8 +23,8 @@ def roofline(name: str, speeds: Sequence[Speed], limits: MachineLimits) -> Pictu
     peak of each dtype."""
     caption = (
         "A decoding step of few rows is limited by memory bandwidth (the sloping line, "
-        f"{limits.bandwidth / 1e9:.1f} GB/s here). More rows use each weight that is read, which moves a point to the "
-        "right, up to the limit of peak arithmetic (the level line)."
+        f"{limits.bandwidth / 1e9:.1f} GB/s here). With more rows, each weight that is read is used more often, which "
+        "moves the point to the right, up to the peak arithmetic throughput (the level line)."
     )
     return Picture(f"Decoding of {name} on this machine", caption, [panel(speeds, limits)])
 

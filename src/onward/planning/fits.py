@@ -203,7 +203,8 @@ def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> L
         [law_of(x) for x in resampled],
     )
     if not fit.determined:
-        message = f"alpha {law.alpha:.3g} and beta {law.beta:.3g}: the runs do not determine a law"
+        exponents = f"alpha is {law.alpha:.3g} and beta {law.beta:.3g}"
+        message = f"the runs do not determine a law: {exponents}, but both must be between 0 and 2"
         warnings.warn(message, Unreliable, stacklevel=2)
     return fit
 

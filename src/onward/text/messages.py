@@ -46,7 +46,7 @@ class Messages:
             self.values |= marked({"tools": None, "documents": None} | dict(variables), OTHER)
             self.messages = [self.taken(i, message) for i, message in enumerate(given)]
         except RecursionError:
-            raise UserError("the messages contain themselves or nest too deep: give plain lists and tables") from None
+            raise UserError("the messages contain themselves or nest too deep: give plain lists and dicts") from None
 
     def taken(self, index: int, message: Message) -> dict[str, Any]:
         result = dict[str, Any]()
@@ -220,7 +220,7 @@ def marked(value: Any, source: int) -> Any:
         return [marked(inner, source) for inner in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise UserError(f"a message holds {type(value).__name__}: only texts, numbers, lists and tables can be used")
+    raise UserError(f"a message holds {type(value).__name__}: use only texts, numbers, booleans, None, lists and dicts")
 
 
 def template_error(error: Exception) -> UserError:

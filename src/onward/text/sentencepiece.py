@@ -196,7 +196,7 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
     that follow the file's name; "" if there is none."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:
-        return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
+        return f"has {len(of_type[UNKNOWN])} pieces of type UNKNOWN instead of exactly one"
     wanted = {f"<0x{byte:02X}>" for byte in range(256)} if fallback else set()
     if wanted != {*of_type[BYTE]}:
         return f"has {len(of_type[BYTE])} pieces for bytes, although byte_fallback is {str(fallback).lower()}"

@@ -211,7 +211,7 @@ def initial_factors(
         raise ValueError(f"init_lora_weights is {kind}, which changed the embedding too, as the head shares its weight")
     weight = torch.cat([targets[our].values.detach() for our in stored.ours])[stored.order]
     if kind == "olora" and stored.transposed:
-        raise ValueError("init_lora_weights is olora, which PEFT computes from the transposed weight in this family")
+        raise ValueError(f"init_lora_weights is {kind}, of the transposed weight in this family: merge it in PEFT")
     return principal(weight, rank, scaling) if kind == "pissa" else orthonormal(weight, rank)
 
 

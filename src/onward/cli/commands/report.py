@@ -47,14 +47,16 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward report", about=ABOUT)
     out = Path(options.out) if options.out else None
     if out and out.is_dir():
-        raise UserError(f"{out} is a folder: give --out the file of the page, such as {out / 'report.html'}")
+        raise UserError(f"{out} is a folder: set --out to a file, such as {out / 'report.html'}")
     from onward.reports.runs.write import write_reports
 
     compare = Path(options.compare) if options.compare else None
     folder = locate(options.folder)
     if out is None and not Path(options.folder).is_dir():
         kind = "GGUF file" if Path(options.folder).exists() else "model on the hub"
-        raise UserError(f"{options.folder} is a {kind}: give --out the file of the page")
+        raise UserError(
+            f"Cannot write a report into {options.folder}, a {kind}: set --out to a file, such as report.html"
+        )
     figures = write_reports(folder, options.text, out=out, compare=compare, device=options.device)
     page = out or folder / "report.html"
     files = written(folder, page.parent, figures, options)

@@ -143,7 +143,7 @@ class Shown:
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
     """Train each variant with each seed and show the progress; torchrun's processes share the runs. Returns the
-    outcomes, or the exit status: of a signal, or 0 if another process has the outcomes."""
+    outcomes, or an exit status: 0 if another process has the outcomes, else that of the signal that ended the runs."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.groups import StudyGroup
     from onward.training.studies.variants import prepare_variants, train_variants

@@ -1,7 +1,7 @@
 """The block manager of a paged cache: rows get blocks as they grow, and share the blocks of a common prefix.
 
-The design is that of vLLM (Kwon et al. 2023): a full block is identified by a hash of all tokens up to its end, has a
-reference count, and is evicted least recently used first.
+The design is that of vLLM (Kwon et al. 2023): a full block is identified by a hash of all tokens up to its end and has
+a reference count; the least recently used blocks without references are evicted first.
 
 Shapes: P blocks of a row.
 """

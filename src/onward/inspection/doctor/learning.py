@@ -298,7 +298,7 @@ LEARNING = {
         "a fresh model",
         "compares the standard deviation of each kind of matrix across layers; notes the RMS of the residual stream",
         "one layer dominates the others, or contributes nothing",
-        "initialize all layers by one rule; the last matrix of each branch may be smaller in deeper models",
+        "initialize all layers by one rule; in deeper models, the last matrix of a branch may have a smaller one",
         initialization,
     ),
     "gradients": Check(

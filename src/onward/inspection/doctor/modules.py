@@ -1,5 +1,5 @@
-"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each check compares a
-module with its own weights and inputs.
+"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each check computes the
+expected outputs from a module's own weights and inputs.
 
 Shapes: B rows, T tokens, H heads, K key/value heads, E size of a head, D width.
 """

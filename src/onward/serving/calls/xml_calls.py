@@ -134,8 +134,8 @@ def xml_grammar(functions: Sequence[Function], parallel: bool, markers: Markers)
 
 
 def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
-    """(symbols, rules) of arguments; None if the schema's keywords are not about single arguments, or if a grammar
-    cannot constrain an argument as plain text."""
+    """Return (symbols, rules) for the arguments; None if the schema has other constraints than those on single
+    arguments, or if a grammar cannot constrain an argument as plain text."""
     root = function.parameters
     schema = resolved(root, root)
     properties = schema.get("properties") or {}

@@ -67,11 +67,12 @@ class Run(Loop):
         The run starts from `model`, whose trainable parameters are trained in place by one process; by default from the
         model in the folder `config.base` or, if this is empty, from a newly initialized model as configured. A given
         model replaces the configured preset and fields; the configured tokenizer must be the tokenizer of this model.
-        `loss` replaces the configured loss; pass it to `resume` as well. `sample` does the caller's work at each
-        validation, for which a run with a time limit reserves time. `progress` is called while texts are read: with the
-        task, the number of bytes done, and the total number of bytes (0: unknown). A time limit counts from `began`, a
-        value of `time.perf_counter`; by default from this call. `processes` is the group of processes that train the
-        run together, which this process has joined; by default all processes that torchrun started.
+        `loss` replaces the configured loss; pass it to `resume` as well. `sample` does what the caller does at each
+        validation, to measure its duration: a run with a time limit reserves that time. `progress` is called while
+        texts are read: with the task, the number of bytes done, and the total number of bytes (0: unknown). A time
+        limit counts from `began`, a value of `time.perf_counter`; by default from this call. `processes` is the group
+        of processes that train the run together, which this process has joined; by default all processes that torchrun
+        started.
         """
         given = Given(model, loss, sample, progress, perf_counter() if began is None else began)
         folder, many = Path(config.out), several(processes)

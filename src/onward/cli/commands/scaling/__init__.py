@@ -11,10 +11,10 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, human, print_json, print_next, print_table
 
 ABOUT = """\
-Compute and fit scaling laws. `optimum` computes the model size and number of tokens with the lowest loss for a compute
-budget, by the published laws. `fit` fits a law to your own runs, from a folder of runs or a table with the columns
-parameters, tokens (or flops) and loss. `run` trains small runs, fits their law and forecasts a larger run; onward
-scaling run --help lists its options.
+Apply published scaling laws, and fit your own. `optimum` computes the model size and number of tokens with the lowest
+loss for a compute budget, by the published laws. `fit` fits a law to your own runs, from a folder of runs or a table
+with the columns parameters, tokens (or flops) and loss. `run` trains small runs, fits their law and forecasts a larger
+run; onward scaling run --help lists its options.
 
 examples:
   onward scaling optimum --flops 1e21
