@@ -177,7 +177,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     ),
     "samplings of other rows": (
         lambda lm: onward.next_token_distribution(torch.zeros(2, 9), [onward.Sampling()]),
-        "samplings has 1 for 2 rows",
+        "samplings has 1 entries for 2 rows of logits",
     ),
     "a biased token beyond the logits": (
         lambda lm: onward.next_token_distribution(torch.zeros(1, 9), onward.Sampling(logit_bias={9: 1})),

@@ -64,7 +64,7 @@ def test_lens_attention_attribution_and_roles_are_those_of_inspection(
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": []}, "tokens"),
     "a position beyond": ({"tokens": [1], "position": 1}, "Position 1 does not exist: the text has tokens 0 to 0"),
-    "a token beyond": ({"tokens": [99999]}, "beyond the vocabulary"),
+    "a token beyond": ({"tokens": [99999]}, "outside the vocabulary"),
     "a head beyond": ({"tokens": [1], "edits": {"heads": [[0, 9]]}}, "Cannot apply edits to head 9"),
     "a long text": ({"tokens": [1] * 100}, "maximum context length is 32"),
 }

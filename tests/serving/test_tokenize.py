@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "no text": ("/v1/embeddings", {"input": []}, "input has 0 texts"),
     "a long text": ("/v1/embeddings", {"input": ["a", "b " * 99]}, "tokens of input[1]"),
     "other dimensions": ("/v1/embeddings", {"input": "a", "dimensions": 3}, "3 dimensions, because this model has 32"),
-    "a token beyond": ("/v1/embeddings", {"input": [99999]}, "beyond the vocabulary"),
+    "a token beyond": ("/v1/embeddings", {"input": [99999]}, "outside the vocabulary"),
 }
 
 
