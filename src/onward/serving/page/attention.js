@@ -11,6 +11,7 @@ const head = () => [Number(at("layer").value), Number(at("head").value)];
 
 export async function showAttention(text, signal) {
   given = text;
+  at("lines").replaceChildren(); // until the new text is read, no token can be chosen in it
   roles = await rolesOf(text.model, signal);
   fill("layer", roles.length, (index) => `layer ${index}`);
   fillHeads();
