@@ -75,7 +75,7 @@ THINNED = {  # grids of slow cases: `make test` runs every nth case, `make test-
     "test_each_parameter_of_every_release_has_a_rule": 7,
     "test_tables_of_rotary_positions_mean_what_they_do_to_transformers": 7,
     "test_a_folder_of_transformers_and_one_of_ours_give_the_same_logits_in_both": 7,
-    "test_pages_fit_the_window_and_axe_finds_nothing": 6,
+    "test_pages_fit_the_window_and_axe_finds_nothing": 12,
     "test_no_body_gets_status_500": 3,
     "test_every_way_to_run_a_family_gives_the_logits_of_the_plain_run": 3,
     "test_every_way_to_run_gives_the_logits_of_the_plain_run": 5,

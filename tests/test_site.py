@@ -157,30 +157,34 @@ EACH = (  # a short page of each kind: axe takes up to two seconds for each
 WIDE = ("glossary", "commands/train", "python/Sampling", "families", "public", "benchmarks", "decisions")
 
 
+WINDOWS = ("light", 1280), ("dark", 390), ("dark", 1280), ("light", 390)
+
+
 @pytest.mark.parametrize("third", range(3))
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_pages_fit_the_window_and_axe_finds_nothing(
-    scheme: str, width: int, third: int, site: Path, browser: Any
-) -> None:
+@pytest.mark.parametrize("turn", range(4))  # each page is in another of the four windows in each turn
+def test_pages_fit_the_window_and_axe_finds_nothing(turn: int, third: int, site: Path, browser: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page, faults = context.new_page(), list[str]()
+    page, faults = browser.new_page(), list[str]()
     page.on("console", lambda message: message.type == "error" and faults.append(message.text))
     page.on("pageerror", lambda error: faults.append(str(error)))
     missing = lambda request: request.failure != "net::ERR_ABORTED"  # canceled because the next page was opened
     page.on("requestfailed", lambda request: missing(request) and faults.append(request.url))
     others = [f"learn/{chapter.path.stem}" for chapter in chapters()]
-    names = dict.fromkeys([*EACH, *(WIDE if width == 390 else ()), *others[scheme == "dark" :: 4]])
-    for name in [*names][third::3]:
+    names = dict.fromkeys([*EACH, *WIDE, *others[turn::4]])
+    for number, name in enumerate([*names][third::3]):
+        scheme, width = WINDOWS[(number + turn) % 4]
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size({"width": width, "height": 900})
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert not page.evaluate(OVERFLOWING), name
         assert not page.locator("figure.interactive:not(:has(.controls, .actions))").count(), name
         if name in EACH:
             found = axe.run(page, options={"preload": False}).response["violations"]
-            assert not [(name, node["html"][:200], node["failureSummary"]) for rule in found for node in rule["nodes"]]
+            nodes = [node for rule in found for node in rule["nodes"]]
+            assert not [(name, scheme, width, node["html"][:200], node["failureSummary"]) for node in nodes]
     assert not faults
-    context.close()
+    page.close()
 
 
 def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) -> None:
@@ -245,6 +249,8 @@ def test_home_shows_the_page_the_output_and_three_doors_in_one_screen(site: Path
             assert box.is_visible()
             place = box.bounding_box()
             assert place["y"] + place["height"] <= 800
+        picture = seen[1].bounding_box()
+        assert picture["width"] / picture["height"] == pytest.approx(1280 / 860, rel=0.01)  # shown in full
         assert page.locator(".doors li").count() == 3
         context.close()
 

@@ -12,6 +12,7 @@ import torch
 import onward
 from onward import LanguageModel, Sampling, next_token_distribution
 from onward.inspection import attention_maps, head_roles, logit_attribution, logit_lens
+from onward.serving.usage import spelled
 
 from support.server import Running, serving
 
@@ -40,7 +41,7 @@ def test_a_distribution_is_that_of_the_samplers(server: Running, lm: LanguageMod
     for row in reply["rows"]:
         assert row["before"] == pytest.approx(float(logits.softmax(-1)[0, row["token"]]), abs=1e-5)
         assert row["after"] == pytest.approx(float(after[row["token"]]), abs=1e-5)
-        assert row["text"] == lm.text().piece(row["token"])
+        assert row["text"] == spelled(lm.text(), row["token"])
     assert sum(row["after"] for row in reply["rows"]) == pytest.approx(1, abs=1e-4)
 
 

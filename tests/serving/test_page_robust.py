@@ -1,6 +1,7 @@
 """The page at / handles API keys, server errors, a full context, long conversations and other writing systems."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import onward
 
 from support.server import Running, serving
-from support.web_page import ask, ended, newest, opened, options
+from support.web_page import answers, ask, ended, newest, opened, options
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,25 @@ def test_large_and_foreign_conversations_are_kept_and_drawn(server: Running, bro
             assert len(set(tokens)) > 1
             ask(page, word, max_tokens=4)
             expect(page.locator("#log article")).to_have_count(201)
+
+
+def test_the_bytes_of_a_character_are_drawn_in_angle_brackets(server: Running, browser: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    written = ["<D0>", "<B6>"]  # the vocabulary has no token for this letter
+    with opened(browser, server.url) as page:
+        answers(page, server.served[0].lm.text(), "a ж")
+        ask(page, "ж", max_tokens=20)
+        expect(newest(page).locator(".text")).to_have_text(re.compile("a" + ".?" + "".join(written)))
+        expect(newest(page).locator(".token[aria-label*='<B6>']")).to_have_count(1)
+        newest(page).locator(".token", has_text=written[1]).click()
+        expect(page.locator("#chosen")).to_contain_text("“<B6>”")
+        page.wait_for_selector("#next td")
+        expect(page.locator("#next")).not_to_contain_text(re.compile("bytes:|\ufffd"))
+        page.click("#tab-attention")
+        expect(page.locator("#attention-text .token", has_text=re.compile("^<..>$"))).to_have_text([*written, "<D0>"])
+        expect(page.locator("#attention-from")).to_contain_text("From “<D0>”")
+        page.click("#tab-parts")
+        expect(page.locator("#logit")).to_contain_text('The logit of "<B6>"')
 
 
 def test_a_full_storage_is_said(server: Running, browser: Any) -> None:

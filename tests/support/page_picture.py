@@ -21,16 +21,19 @@ def main(model: str, out: str, prompt: str = PROMPT) -> None:
             page.wait_for_selector("#model option", state="attached")
             page.check("#mode [value=complete]", force=True)
             options(page, temperature=0.8, max_tokens=60)
-            for seed in range(30):  # try seeds until an answer does not end early
+            for seed in range(30):  # try seeds until neither version ends early
                 options(page, seed=seed)
                 page.click("#new")
                 ask(page, prompt)
-                if newest(page).locator(".token").count() == 60:
+                tokens = newest(page).locator(".token")
+                if tokens.count() < 60:
+                    continue
+                tokens.nth(9).click()
+                page.wait_for_selector("#next tr.own")
+                page.locator("#next tr:not(.own) button").first.click()
+                ended(page)
+                if tokens.count() >= 60:
                     break
-            newest(page).locator(".token").nth(9).click()
-            page.wait_for_selector("#next tr.own")
-            page.locator("#next tr:not(.own) button").first.click()
-            ended(page)
             page.wait_for_selector("#next .taken")
             newest(page).locator(".token").nth(24).click()
             page.click("#tab-attention")

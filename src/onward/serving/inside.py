@@ -28,6 +28,7 @@ from onward.serving.models import Served
 from onward.serving.pieces import whole
 from onward.serving.service import Service, service_of
 from onward.serving.shapes import Whole
+from onward.serving.usage import spelled
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.edit import edit
 
@@ -118,7 +119,7 @@ class Logits:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    return {"token": token, "text": tokenizer.piece(token)}
+    return {"token": token, "text": spelled(tokenizer, token)}
 
 
 @router.post("/distribution")

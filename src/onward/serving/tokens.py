@@ -15,6 +15,7 @@ from onward.serving.request_objects import Tool
 from onward.serving.service import service_of
 from onward.serving.shapes import Tokens
 from onward.serving.tools import Tools
+from onward.serving.usage import spelled
 from onward.text.chat import chat_of
 
 router = APIRouter(tags=["tokens"])
@@ -82,12 +83,12 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
     if text is None:
         result["stop"] = list(chat.stop)  # texts that end the answer
-    if body.with_pieces or body.return_token_strs:
+    if body.with_pieces:
         pieces = await service.compute(lambda: {token: tokenizer.piece(token) for token in set(tokens)})
-        if body.with_pieces:
-            result["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
-        if body.return_token_strs:
-            result["token_strs"] = [pieces[token] for token in tokens]
+        result["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
+    if body.return_token_strs:
+        texts = await service.compute(lambda: {token: spelled(tokenizer, token) for token in set(tokens)})
+        result["token_strs"] = [texts[token] for token in tokens]
     return result
 
 

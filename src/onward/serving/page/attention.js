@@ -1,6 +1,6 @@
 // Attention: lines from one token to the tokens that a head reads, and the weights of all heads as rows.
 import { ask } from "./api.js";
-import { at, node, quoted, shade } from "./dom.js";
+import { at, legible, node, quoted, shade } from "./dom.js";
 import { rolesOf } from "./parts.js";
 
 const LEAST = 0.02; // smallest weight that has a line
@@ -32,7 +32,7 @@ async function read(position, signal) {
   ({ weights } = await ask("/api/attention", { model: given.model, tokens: given.tokens, position, edits: given.edits }, signal));
   from = position;
   at("attention-text").replaceChildren(...given.texts.map((text, index) => {
-    const span = node("span", { className: "token", textContent: text.replaceAll("\n", "↵\n") });
+    const span = node("span", { className: "token", textContent: legible(text).replaceAll("\n", "↵\n") });
     span.onclick = () => read(index, signal);
     return span;
   }));

@@ -16,7 +16,11 @@ export function shade(made, share) {
   return made;
 }
 
-export const quoted = (text) => `“${text.replaceAll("\n", "↵")}”`;
+// A token as the page shows it: a part of a character, which the server writes as bytes:\xf0\x9f, becomes <F0 9F>.
+export const legible = (text) =>
+  text.replace(/^bytes:((?:\\x[0-9a-f]{2})+)$/, (_, bytes) => `<${bytes.slice(2).replaceAll("\\x", " ").toUpperCase()}>`);
+
+export const quoted = (text) => `“${legible(text).replaceAll("\n", "↵")}”`;
 
 // Show a sentence in the status line, with a button if `action` is [label, function].
 export function say(message = "", action = null) {

@@ -1,5 +1,5 @@
 // The conversation as it is shown: for each turn the question, the answer as text or tokens, its figures and buttons.
-import { at, button, copy, node, safely, shade } from "./dom.js";
+import { at, button, copy, legible, node, safely, shade } from "./dom.js";
 import { canContinue, outcome, split } from "./generate.js";
 import { markdown } from "./markdown.js";
 import { answerOf } from "./store.js";
@@ -22,9 +22,9 @@ function tokenList(turn, answer, chosen) {
   const nodes = path(answer.leaf), place = nodes.indexOf(chosen);
   const tokens = nodes.map((one, index) => {
     const known = one.p === null ? "probability unknown" : `probability ${one.p.toFixed(3)}`;
-    const span = node("span", { className: "token", textContent: one.text.replaceAll("\n", "↵\n"), title: known, tabIndex: -1 });
+    const span = node("span", { className: "token", textContent: legible(one.text).replaceAll("\n", "↵\n"), title: known, tabIndex: -1 });
     span.setAttribute("role", "option");
-    span.setAttribute("aria-label", `token ${index + 1}: ${one.text || "nothing"}, ${known}`);
+    span.setAttribute("aria-label", `token ${index + 1}: ${legible(one.text) || "nothing"}, ${known}`);
     span.setAttribute("aria-selected", String(index === place));
     span.onclick = () => acts.choose(turn, one);
     return shade(span, one.p ?? 0);

@@ -1,6 +1,6 @@
 // The next token: its distribution in the model, and after the sampling options.
 import { ask } from "./api.js";
-import { at, node as element } from "./dom.js";
+import { at, legible, node as element } from "./dom.js";
 import { knobs } from "./options.js";
 
 function bar(p, most, cut) {
@@ -19,7 +19,7 @@ export async function showNext({ model, tokens, promptLength, target, edits, nod
   at("next").tBodies[0].replaceChildren(...reply.rows.map((row) => {
     const own = row.token === target;
     const title = own ? "The chosen token" : taken.has(row.token) ? "Another version has this token; press to go on from it again" : "Go on with this token";
-    const made = element("button", { type: "button", textContent: JSON.stringify(row.text), disabled: own, title, className: taken.has(row.token) ? "taken" : "" });
+    const made = element("button", { type: "button", textContent: JSON.stringify(legible(row.text)), disabled: own, title, className: taken.has(row.token) ? "taken" : "" });
     made.onclick = () => take(row);
     return element("tr", { className: [row.after ? "" : "cut", own ? "own" : ""].join(" ").trim() }, element("td", {}, made), bar(row.before, most), bar(row.after, most, !row.after));
   }));

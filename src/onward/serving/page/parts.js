@@ -1,6 +1,6 @@
 // The parts of the model: what each head and layer added to the chosen token's logit, and the parts that are switched off.
 import { ask } from "./api.js";
-import { at, node, shade } from "./dom.js";
+import { at, legible, node, shade } from "./dom.js";
 
 const off = { heads: new Set(), layers: new Set() };
 const roles = new Map(); // model -> [layer][head]
@@ -69,7 +69,7 @@ export async function showParts(text, signal) {
     }),
     ...Array.from({ length: width - heads.length }, () => node("td")),
     cell(node("td", { textContent: signed(shown?.mlps[layer]) }), shown?.mlps[layer]))));
-  at("logit").textContent = shown ? `The logit of ${JSON.stringify(shown.text)} is ${shown.logit.toFixed(2)}: the embedding adds ${signed(shown.embedding)}, and the parts as below.` : "Choose a token to see what each part added to it.";
+  at("logit").textContent = shown ? `The logit of ${JSON.stringify(legible(shown.text))} is ${shown.logit.toFixed(2)}: the embedding adds ${signed(shown.embedding)}, and the parts as below.` : "Choose a token to see what each part added to it.";
 }
 
 // `told` is called when parts are switched.
