@@ -2,6 +2,7 @@
 
 import re
 from itertools import islice
+from textwrap import indent
 
 import pytest
 
@@ -33,6 +34,60 @@ def test_each_mistake_is_recognized_as_itself(exercise: Exercise) -> None:
     found = [examine(exercise, variant, "") for _, variant in variants]
     assert [verdict.mistake for verdict in found] == [mistake.what for mistake in exercise.mistakes]
     assert all(re.fullmatch(r".+: .+[^.]", mistake.what) for mistake in exercise.mistakes)
+
+
+WRONG = {  # code as readers write it, which no edit of the answer makes -> the mistake, by its first words
+    "rms_norm": [
+        ("return x / (x.std(-1, keepdim=True) + eps) * weight", "eps is outside of the root: add it before; and x.std"),
+        ("return x / torch.sqrt(x.std(-1, keepdim=True) ** 2 + eps) * weight", "x.std or x.var is used"),
+    ],
+    "top_k": [
+        (
+            "values, index = logits.topk(k)\nreturn torch.zeros_like(logits).scatter(-1, index, values)",
+            "dropped logits",
+        ),
+        ("return torch.where(logits < logits.topk(k).values[..., -1:], 0, logits)", "dropped logits are 0"),
+    ],
+    "top_p": [
+        (
+            "probabilities, order = logits.softmax(-1).sort(-1)\ndrop = probabilities.cumsum(-1) <= p\n"
+            "return logits.masked_fill(drop.scatter(-1, order, drop), -math.inf)",
+            "the least likely tokens are dropped until their sum exceeds p",
+        ),
+    ],
+    "layer_norm": [
+        ("return (x - x.mean()) / (x.var(correction=0) + eps).sqrt() * weight + bias", "one mean and variance"),
+        ("return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) * weight + bias", "the variance div"),
+    ],
+    "merge": [
+        (
+            "merged = []\nfor token in tokens:\n    merged.append(token)\n"
+            "    if merged[-2:] == pair:\n        merged[-2:] = [new]\nreturn merged",
+            "nothing is merged: a list never equals a tuple",
+        ),
+    ],
+    "frequent_pair": [
+        (
+            "from collections import Counter\ncounts = Counter()\nfor pieces, times in words.items():\n"
+            "    for pair in zip(pieces, pieces[1:]):\n        counts[pair] += times\nreturn max(counts)",
+            "the last pair of the alphabet",
+        ),
+    ],
+    "swiglu": [
+        (
+            "F = torch.nn.functional\nreturn F.linear(F.silu(F.linear(x, gate)) * F.silu(F.linear(x, up)), down)",
+            "silu is",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "body", "words"), [(name, *row) for name, rows in WRONG.items() for row in rows])
+def test_the_mistake_in_readers_own_code_is_named(name: str, body: str, words: str) -> None:
+    exercise = next(exercise for exercise in exercises() if exercise.name == name)
+    names: dict[str, object] = {}
+    exec(HEADER + exercise.head + indent(f"{body}\n", "    "), names)
+    assert examine(exercise, names[name], "").mistake.startswith(words)
 
 
 @pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.name)

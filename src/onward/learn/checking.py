@@ -79,15 +79,17 @@ def examine(exercise: Exercise, function: Any, file: str) -> Verdict:
     calls = [called(exercise, case) for case in cases]
     shown = min(failing, key=lambda i: len(calls[i]))
     error = got[shown] if isinstance(got[shown], Exception) else None
+    wrong = [i for i in failing if not isinstance(got[i], Exception)]
+    raised = f", with an error in {len(failing) - len(wrong)}" if 0 < len(wrong) < len(failing) else ""
     return Verdict(
         exercise.name,
         exercise.chapter,
         "failed",
-        f"fails in {len(failing)} of {len(cases)} cases",
+        f"fails in {len(failing)} of {len(cases)} cases{raised}",
         calls[shown],
         short(expected[shown]),
         located(error, file) if error else short(got[shown]),
-        "" if error else likely(exercise, cases, expected, got),
+        likely(exercise, cases, expected, got) if wrong else "",
     )
 
 
@@ -100,7 +102,9 @@ def outcome(function: Callable[..., Any], case: Sequence[Any]) -> Any:
 
 
 def likely(exercise: Exercise, cases: Sequence[Any], expected: Sequence[Any], got: Sequence[Any]) -> str:
-    """The mistake that explains all results, or an empty text."""
+    """The mistake that explains all results, or an empty text; cases that raise an error are left out."""
+    kept = [i for i, one in enumerate(got) if not isinstance(one, Exception)]
+    cases, expected, got = ([values[i] for i in kept] for values in (cases, expected, got))
     for what, variant in exercise.variants():
         if all(same(outcome(variant, case), one) for case, one in zip(cases, got)):
             return what

@@ -92,5 +92,11 @@ EXERCISE = Exercise(
             "betas = betas[::-1]\n    m = betas[0] * m + (1 - betas[0]) * g\n",
             "β₁ and β₂ are exchanged: β₁ belongs to m",
         ),
+        Mistake("* g**2", "* m**2", "v averages the squares of m: let it average those of the gradient g"),
+        Mistake(
+            "(1 - betas[0]) * g\n",
+            "g\n",
+            "the gradient is added to m in full, as in SGD with momentum: multiply it by 1 − β₁",
+        ),
     ),
 )

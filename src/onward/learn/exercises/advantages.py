@@ -57,5 +57,13 @@ EXERCISE = Exercise(
         Mistake(
             "(deviation + eps)", "(deviation**2 + eps).sqrt()", "eps is inside of the root: add it to the deviation"
         ),
+        Mistake(
+            "rewards.std(-1, keepdim=True)",
+            "rewards.std()",
+            "one deviation for all prompts: take that of each group, over the last axis",
+        ),
+        Mistake(
+            "(rewards - mean) /", "rewards - mean /", "only the mean is divided: put the difference into parentheses"
+        ),
     ),
 )

@@ -56,5 +56,11 @@ EXERCISE = Exercise(
         ),
         Mistake(").mean()", ").sum()", "the losses are summed: take their mean"),
         Mistake("-logprobs.gather", "logprobs.gather", "the sign is missing: the loss is −ln P"),
+        Mistake("log_softmax(-1)", "softmax(-1)", "the logarithm is missing: use log_softmax"),
+        Mistake(
+            "log_softmax(-1)",
+            "log_softmax(0)",
+            "the softmax runs over positions: apply it over the vocabulary, axis −1",
+        ),
     ),
 )

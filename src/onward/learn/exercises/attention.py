@@ -68,5 +68,14 @@ EXERCISE = Exercise(
             "q.shape[-2] ** 0.5",
             "the scores are divided by the root of the number of tokens: use the width of a head, √E",
         ),
+        Mistake(
+            " / q.shape[-1] ** 0.5  # (B, H, T, T)\n"
+            "    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)\n"
+            "    weights = scores.masked_fill(later, -torch.inf).softmax(-1)",
+            "\n    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)\n"
+            "    weights = scores.masked_fill(later, -torch.inf).softmax(-1) / q.shape[-1] ** 0.5",
+            "the weights are divided by √E: divide the scores, before the softmax",
+        ),
+        Mistake("weights @ v", "weights @ k", "keys are averaged: average the values, weights @ v"),
     ),
 )

@@ -60,5 +60,15 @@ EXERCISE = Exercise(
             "return best - scores[index // V], index // V",
             "only the score of the new token is returned: return the sum",
         ),
+        Mistake(
+            "topk(len(scores))",
+            "topk(len(scores), largest=False)",
+            "the worst continuations are chosen: take the largest scores",
+        ),
+        Mistake(
+            "scores[:, None] + logprobs",
+            "scores[:, None] + logprobs.exp()",
+            "probabilities are added to log-probabilities: add log-probabilities",
+        ),
     ),
 )

@@ -75,5 +75,9 @@ EXERCISE = Exercise(
             "keys are appended to the values: append v",
         ),
         Mistake(" / q.shape[-1] ** 0.5", "", "the scale is missing: divide the scores by √E"),
+        Mistake("q.shape[-1] ** 0.5", "q.shape[-1]", "the scores are divided by E: divide them by its root"),
+        Mistake(
+            "-torch.inf", "0.0", "scores of later tokens are 0, which the softmax makes exp(0) = 1: set them to −∞"
+        ),
     ),
 )

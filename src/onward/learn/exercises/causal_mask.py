@@ -47,5 +47,15 @@ EXERCISE = Exercise(
             "return torch.zeros(length, length).masked_fill(~((key <= query) & (query - key < window)), -torch.inf)",
             "these are numbers to be added to scores: return True where a token may look",
         ),
+        Mistake(
+            "(key <= query) & (query - key < window)",
+            "(query - key).abs() < window",
+            "the window reaches to both sides: a key must not come after its query",
+        ),
+        Mistake(
+            "key <= query",
+            "key >= query",
+            "tokens see later ones instead of earlier ones: use key <= query, or tril instead of triu",
+        ),
     ),
 )

@@ -64,5 +64,15 @@ EXERCISE = Exercise(
             "margins are averaged before the logarithm: average the losses of the pairs",
         ),
         Mistake(".mean()", ".sum()", "the losses are summed: take their mean"),
+        Mistake(
+            "(chosen - ref_chosen) - (rejected - ref_rejected)",
+            "chosen - rejected - ref_chosen - ref_rejected",
+            "parentheses are missing: subtract ref_chosen − ref_rejected",
+        ),
+        Mistake(
+            "-torch.nn.functional.logsigmoid(beta * margin).mean()",
+            "((margin - 1 / (2 * beta)) ** 2).mean()",
+            "this is the loss of IPO: use −ln σ(beta · margin)",
+        ),
     ),
 )

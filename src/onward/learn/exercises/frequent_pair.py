@@ -41,5 +41,15 @@ EXERCISE = Exercise(
             "counts[pair] = times",
             "a later word replaces the count of an earlier one: add to it",
         ),
+        Mistake(
+            "max(counts, key=lambda pair: counts[pair])",
+            "max(counts)",
+            "the last pair of the alphabet is returned: give max the counts, key=counts.get",
+        ),
+        Mistake(
+            "max(counts, key=lambda pair: counts[pair])",
+            "max(counts.values())",
+            "the count is returned: return the pair",
+        ),
     ),
 )

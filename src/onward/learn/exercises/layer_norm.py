@@ -51,5 +51,11 @@ EXERCISE = Exercise(
         ),
         Mistake(" + bias", "", "the bias is missing: add it"),
         Mistake(" * weight", "", "the weight is missing: multiply by it"),
+        Mistake(
+            "mean(-1, keepdim=True)\n    variance = centered.pow(2).mean(-1, keepdim=True)",
+            "mean()\n    variance = centered.pow(2).mean()",
+            "one mean and variance for all vectors: take those of each, over the last axis",
+        ),
+        Mistake("* weight", "* (1 + weight)", "1 is added to the weight: multiply by the weight itself"),
     ),
 )

@@ -56,5 +56,11 @@ EXERCISE = Exercise(
             "",
             "the warm-up is missing: return peak · (step + 1) / warmup in the first steps",
         ),
+        Mistake("math.pi * share", "share", "the cosine covers an angle of only 1: multiply the share by π"),
+        Mistake(
+            "peak * (step + 1) / warmup",
+            "least + (peak - least) * (step + 1) / warmup",
+            "the warm-up begins at least: begin it at 0, peak · (step + 1) / warmup",
+        ),
     ),
 )

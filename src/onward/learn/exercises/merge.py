@@ -58,5 +58,11 @@ EXERCISE = Exercise(
             "    merged, i = [], 0",
             "pairs are merged from the right: begin on the left, so that 7 7 7 becomes 9 7",
         ),
+        Mistake(
+            "tuple(tokens[i : i + 2])",
+            "tokens[i : i + 2]",
+            "nothing is merged: a list never equals a tuple, so compare tuple(tokens[i : i + 2])",
+        ),
+        Mistake("merged.append(new)", "merged.append(pair)", "the pair itself is inserted: insert the new token"),
     ),
 )

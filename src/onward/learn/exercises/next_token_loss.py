@@ -89,5 +89,7 @@ EXERCISE = Exercise(
             "losses[targets != pad].sum() / len(tokens)",
             "the sum is divided by the number of texts: divide it by the number of tokens",
         ),
+        Mistake("targets != pad", "targets == pad", "only padding counts: keep the targets that are not pad"),
+        Mistake("].mean()", "].mean().exp()", "the perplexity is returned: return the loss, without exp"),
     ),
 )

@@ -49,5 +49,15 @@ EXERCISE = Exercise(
             "-total / len(batches)",
             "the sum is divided by the number of batches: divide it by that of tokens",
         ),
+        Mistake(
+            "math.exp(-total / count)",
+            "count / sum(batch.exp().sum().item() for batch in batches)",
+            "probabilities are averaged: average their logarithms",
+        ),
+        Mistake(
+            "-total / count",
+            "-total / (count - 1)",
+            "the sum is divided by one less than the number of tokens: divide it by their number",
+        ),
     ),
 )

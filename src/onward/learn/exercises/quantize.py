@@ -45,5 +45,7 @@ EXERCISE = Exercise(
         Mistake(".round()", ".floor()", "numbers are rounded down: round them to the nearest"),
         Mistake(", scales\n", ", 1 / scales\n", "the scale is inverted: integers · scale is the weight"),
         Mistake("(weight / scales)", "(weight * scales)", "the weight is multiplied by the scale: divide it"),
+        Mistake("amax(-1, keepdim=True)", "amax(0, keepdim=True)", "one scale per column: each row has its own"),
+        Mistake(" / 127", "", "the scale is the largest number of the row: divide it by 127"),
     ),
 )

@@ -34,5 +34,9 @@ EXERCISE = Exercise(
         ),
         Mistake("// k.shape[1], dim=1", "// k.shape[1], dim=2", "tokens are repeated: repeat heads, axis 1"),
         Mistake("n_heads // k.shape[1]", "n_heads", "each head is repeated H times: repeat it H / G times"),
+        Mistake(
+            "// k.shape[1], dim=1", "// k.shape[1], dim=-1", "the numbers of a head are repeated: repeat heads, axis 1"
+        ),
+        Mistake("n_heads // k.shape[1]", "k.shape[1]", "each head is repeated G times: repeat it H / G times"),
     ),
 )

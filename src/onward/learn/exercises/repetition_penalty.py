@@ -64,5 +64,11 @@ EXERCISE = Exercise(
             "    history = history[:1].expand_as(history)\n    chosen",
             "the history of the first row is used for all rows: each row has its own",
         ),
+        Mistake("chosen * penalty", "chosen", "negative logits stay as they are: multiply them by the penalty"),
+        Mistake(
+            "    chosen",
+            "    history = history[:, -1:]\n    chosen",
+            "only the last token of the history is lowered: lower all of its tokens",
+        ),
     ),
 )

@@ -40,5 +40,11 @@ EXERCISE = Exercise(
             "rest / rest.sum(-1, keepdim=True)", "rest.softmax(-1)", "a softmax makes zeros positive: divide by the sum"
         ),
         Mistake("sum(-1, keepdim=True)", "sum()", "one sum for all rows: divide each row by its own"),
+        Mistake(
+            "(p - q).clamp(min=0)", "torch.minimum(p, q)", "this is the accepted part, min(p, q): take max(0, p − q)"
+        ),
+        Mistake(
+            "sum(-1, keepdim=True)", "amax(-1, keepdim=True)", "the largest difference becomes 1: divide by the sum"
+        ),
     ),
 )

@@ -53,5 +53,16 @@ EXERCISE = Exercise(
             "x.var(-1, keepdim=True, correction=0)",
             "the variance is used, in which the mean is subtracted: use the mean of the squares",
         ),
+        Mistake(
+            "x.pow(2).mean(-1, keepdim=True)",
+            "x.var(-1, keepdim=True)",
+            "x.std or x.var is used, which subtracts the mean and divides by D − 1: use the mean of the squares",
+        ),
+        Mistake(
+            "x.pow(2).mean(-1, keepdim=True)",
+            "x.abs().mean(-1, keepdim=True).pow(2)",
+            "absolute values are averaged: average the squares",
+        ),
+        Mistake("* weight", "+ weight", "the weight is added: multiply by it"),
     ),
 )

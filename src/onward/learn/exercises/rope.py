@@ -87,5 +87,11 @@ EXERCISE = Exercise(
             "    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin",
             "the angles are those of halves, but adjacent numbers turn: use cat((-second half, first half))",
         ),
+        Mistake("torch.arange(0, E, 2) / E", "torch.arange(0, E, 2) / (E // 2)", "the exponents are −4i/E: use −2i/E"),
+        Mistake(
+            "(first * cos - second * sin, second * cos + first * sin)",
+            "(second * cos + first * sin, first * cos - second * sin)",
+            "the halves of the result are exchanged: the first number of a pair stays in the first half",
+        ),
     ),
 )

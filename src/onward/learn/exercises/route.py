@@ -45,5 +45,15 @@ EXERCISE = Exercise(
             "return torch.ones_like(chosen) / k",
             "all chosen experts get the same weight: use their scores",
         ),
+        Mistake(
+            "chosen.softmax(-1)",
+            "chosen.sigmoid() / chosen.sigmoid().sum(-1, keepdim=True)",
+            "the weights are sigmoids divided by their sum, as in DeepSeek-V3: apply a softmax over the chosen scores",
+        ),
+        Mistake(
+            "chosen.softmax(-1), experts",
+            "experts, chosen.softmax(-1)",
+            "weights and experts are exchanged: return the weights first",
+        ),
     ),
 )

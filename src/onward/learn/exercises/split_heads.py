@@ -38,5 +38,15 @@ EXERCISE = Exercise(
             "x.view(B, T, D // n_heads, n_heads).permute(0, 3, 1, 2)",
             "a head gets every H-th number: split the last axis into H pieces of E adjacent numbers",
         ),
+        Mistake(
+            "x.view(B, T, n_heads, D // n_heads).transpose(1, 2)",
+            "x.view(B, T, D // n_heads, n_heads).transpose(1, 2)",
+            "H and E are exchanged: view as (B, T, H, E)",
+        ),
+        Mistake(
+            "x.view(B, T, n_heads, D // n_heads).transpose(1, 2)",
+            "torch.stack(x.chunk(n_heads, dim=-1))",
+            "heads come before texts: stack them along axis 1",
+        ),
     ),
 )

@@ -42,5 +42,13 @@ EXERCISE = Exercise(
         ),
         Mistake(" * (x @ up.T)", "", "up(x) is missing: multiply by it"),
         Mistake("gates.sigmoid() * (x @ up.T)", "gates.sigmoid() + (x @ up.T)", "gate and up are added: multiply them"),
+        Mistake(
+            "(x @ up.T)", "torch.nn.functional.silu(x @ up.T)", "silu is applied to up(x) too: apply it only to gate(x)"
+        ),
+        Mistake(
+            "gates * gates.sigmoid()",
+            'torch.nn.functional.gelu(gates, approximate="tanh")',
+            "the gate is the tanh approximation of GELU: use silu",
+        ),
     ),
 )

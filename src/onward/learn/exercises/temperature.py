@@ -44,5 +44,11 @@ EXERCISE = Exercise(
         Mistake(
             "if t == 0:", "if False:", "t = 0 divides by 0: give the token with the largest logit the probability 1"
         ),
+        Mistake(
+            "torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()",
+            "logits.softmax(-1)",
+            "t = 0 is treated as 1: give the token with the largest logit the probability 1",
+        ),
+        Mistake("(logits / t).softmax(-1)", "logits / t", "logits are returned: apply the softmax to them"),
     ),
 )

@@ -52,5 +52,15 @@ EXERCISE = Exercise(
             "return logits.masked_fill(logits < least, -torch.inf).softmax(-1)",
             "probabilities are returned: return logits, without a softmax",
         ),
+        Mistake(
+            "logits.topk(k, dim=-1).values[:, -1:]",
+            "logits.flatten().topk(k).values[-1]",
+            "k tokens of all rows together are kept: keep k of each row",
+        ),
+        Mistake(
+            "return logits.masked_fill(logits < least, -torch.inf)",
+            "return logits.softmax(-1).masked_fill(logits < least, 0.0)",
+            "probabilities are returned, which no longer sum to 1: return logits, the dropped ones set to −∞",
+        ),
     ),
 )

@@ -91,5 +91,19 @@ EXERCISE = Exercise(
             "return logits.masked_fill(drop, -torch.inf).softmax(-1)",
             "probabilities are returned: return logits, without a softmax",
         ),
+        Mistake(
+            "descending=True)\n    sums = ordered.softmax(-1).cumsum(-1)\n"
+            "    before = sums - ordered.softmax(-1)  # sum over the likelier tokens\n    drop = before >= p",
+            "descending=False)\n    sums = ordered.softmax(-1).cumsum(-1)\n    drop = sums <= p",
+            "the least likely tokens are dropped until their sum exceeds p: in ascending order, compare with 1 − p",
+        ),
+        Mistake(
+            "logits.sort(dim=-1, descending=True)",
+            "logits, torch.arange(logits.shape[-1]).expand_as(logits)",
+            "tokens are not sorted: sum the probabilities from the likeliest token on",
+        ),
+        Mistake(
+            "before >= p", "before >= 1 - p", "the sum is compared with 1 − p: in descending order, compare it with p"
+        ),
     ),
 )
