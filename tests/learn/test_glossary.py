@@ -69,6 +69,46 @@ def test_names_that_readers_bring_are_found(name: str) -> None:
     assert len(find(name)) == 1
 
 
+NAMES = """tensor, vector, shape, step, probability, accuracy, kernel, ablation, circuit, einsum, momentum, rank,
+hyperparameter, CPU, VRAM, ONNX, FP8, Unicode, WordPiece, NaN"""
+FIRST = {  # words and questions -> the first entry found
+    "parameter": "parameters",
+    "inf": "NaN",
+    "train": "training loop",
+    "training": "training loop",
+    "kl": "KL divergence",
+    "d_ff": "feed-forward width",
+    "intermediate_size": "feed-forward width",
+    "d_v": "head width",
+    "num_layers": "block",
+    "embedding_dim": "hidden state",
+    "max_tokens": "max_new_tokens",
+    "machine": "machine learning",
+    "neural": "neural network",
+    "reinforcement": "reinforcement learning",
+    "flash": "flash attention",  # the name begins with the word
+    "embeddings": "embedding",
+    "what is attention": "attention",
+    "What is a KV cache?": "KV cache",
+    "how does attention work": "attention",
+    "what are the logits": "logits",
+    "The Pile": "training data",
+    "attention is all you need": "Transformer",
+}
+
+
+@pytest.mark.parametrize("text", [*FIRST, *re.split(r",\s+", NAMES)])
+def test_a_word_or_a_question_leads_to_its_entry(text: str) -> None:
+    assert find(text)[0].name == FIRST.get(text, text)
+
+
+@pytest.mark.parametrize("entry", glossary(), ids=lambda entry: entry.name)
+def test_each_name_is_found_alone_and_in_a_question(entry: Entry) -> None:
+    for name in entry.names:
+        for text in name, f"what is {name}?", f"how does the {name} work":
+            assert entry in find(text), text
+
+
 def test_an_unknown_term_gets_the_nearest_ones() -> None:
     assert not find("nuclues")
     assert "nucleus" in nearest_terms("nuclues")

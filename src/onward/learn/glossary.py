@@ -1,5 +1,6 @@
 """The glossary: the terms of the field in one sentence each, one source for `onward help` and the site."""
 
+import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).parent / "glossary.toml"
+QUESTION = re.compile(r"(?:what|whats|is|are|how|does|do|works?|explain|an?|the)", re.IGNORECASE)  # not part of a term
 
 
 @dataclass(frozen=True)
@@ -39,24 +41,35 @@ def plain(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def find(word: str) -> list[Entry]:
-    """The entries with this name or its singular, ignoring case, spaces and punctuation, or else the entries of
-    `mentioning`."""
-    for form in (plain(word), plain(word).removesuffix("s"), plain(word).removesuffix("es")):
-        if entries := [entry for entry in glossary() if form in map(plain, entry.names)]:
-            return entries
-    return mentioning(word)
+def asked(text: str) -> str:
+    """The term in a question: "KV cache" for "What is a KV cache?"."""
+    return " ".join(word for word in text.replace("?", " ").split() if not QUESTION.fullmatch(word))
 
 
-def mentioning(word: str) -> list[Entry]:
-    """The entries with a name in which a word begins with `word`; none if `word` has fewer than three letters."""
+def find(text: str) -> list[Entry]:
+    """The entries with this name, its singular or its plural, ignoring case, spaces and punctuation; or else those with
+    the term that the question `text` asks for; or else the entries of `mentioning`."""
+    for letters in plain, lambda text: plain(asked(text)):
+        word = letters(text)
+        for form in (word, word.removesuffix("s"), word.removesuffix("es"), f"{word}s"):
+            if entries := [entry for entry in glossary() if form in map(letters, entry.names)]:
+                return entries
+    return mentioning(text)
+
+
+def mentioning(text: str) -> list[Entry]:
+    """The entries with a name in which a word begins with the term that `text` asks for, first those whose names begin
+    with it; none if the term has fewer than three letters."""
+    word = asked(text).lower()
     if len(plain(word)) < 3:
         return []
-    return [entry for entry in glossary() if any(f" {word.lower()}" in f" {name.lower()}" for name in entry.names)]
+    found = [entry for entry in glossary() if any(f" {word}" in f" {name.lower()}" for name in entry.names)]
+    begins = lambda name: name.lower().startswith(word)
+    return sorted(found, key=lambda entry: (not begins(entry.name), not any(map(begins, entry.also))))
 
 
 def nearest_terms(word: str) -> str:
     """The end of an error message: similar terms, or where to look."""
     names = {plain(name): name for entry in glossary() for name in entry.names}
-    close = [names[one] for one in get_close_matches(plain(word), names, 3, cutoff=0.55)]
+    close = [names[one] for one in get_close_matches(plain(asked(word)), names, 3, cutoff=0.55)]
     return f"did you mean {' or '.join(close)}?" if close else "onward learn lists the chapters"
