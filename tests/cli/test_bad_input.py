@@ -110,7 +110,7 @@ OTHERS = {
     "data get": "takes the name of a corpus",
     "data frobnicate": "choose from get, join, list",
     "models gtp2": "did you mean gpt2",
-    "models qqqq": "did you mean qwen",
+    "models qqqq": "onward models lists the releases",
     "models folder": "there is no config.json in folder",
     "models gpt2 llama-2-7b": "onward models diff A B",
     "models diff gpt2": "takes two releases or folders",

@@ -174,7 +174,7 @@ REFUSED = {
     "gpt2 --devices 8": "--devices is '8': write a number and a device, such as 64xh100",
     "gpt2 --devices 8xh10": "did you mean h100",
     "gpt2 --devices 8xh100 --mesh shard=8": "Cannot combine --devices with --mesh: leave out the second",
-    "gpt3 --device t4": "did you mean",
+    "gpt3 --device t4": "onward models gpt3 lists its releases",
     "smal --device t4": "did you mean small?",
     "gpt2 --device cuda:99": "--device is 'cuda:99'",
     "gpt2 --device h10": "--device is 'h10': did you mean h100",

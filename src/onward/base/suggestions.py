@@ -80,12 +80,22 @@ OTHERWISE = {  # further meanings, for commands without the option in SYNONYMS
 }
 
 
+MANY = 50  # number of known names from which on a message does not list all of them
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: "did you mean X?" or, if none is close, "choose from ..."."""
     known = sorted(filter(None, known))  # "" is a choice, but never a typed word
-    like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
-    close = same_meaning(name, known) or same_beginning(name, known) or like(known)
-    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+    if close := closest(name, known):
+        return f"did you mean {close}?"
+    return f"choose from {', '.join(known)}" if len(known) <= MANY else f"none of {len(known)} known names is similar"
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name with the same meaning, beginning or most letters as `name`; "" if none is close."""
+    known = sorted(filter(None, known))
+    like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= MANY else 0.6)
+    return next(iter(same_meaning(name, known) or same_beginning(name, known) or like(known)), "")
 
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:

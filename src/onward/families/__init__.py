@@ -120,10 +120,11 @@ def presets() -> dict[str, Preset]:
 
 
 def preset(name: str, others: Iterable[str] = ()) -> Preset:
-    """Return the published release `name`. Raises a UserError that suggests the nearest name among the releases and
-    `others`, further names that the caller accepts."""
+    """Return a published release; for an unknown name, raises a UserError that suggests one or one of `others`."""
     if name not in presets():
-        raise UserError(f"{name!r} is not a preset that Onward knows: {nearest(name, [*others, *presets()])}")
+        from onward.families._unread import unknown
+
+        raise UserError(unknown(name, {one.name: one.family for one in presets().values()}, others))
     return presets()[name]
 
 
@@ -138,8 +139,7 @@ def of_its_name(model_type: str) -> Family | None:
 
 
 def family(model_type: str) -> Family:
-    """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
-    missing, or suggests the nearest known model_type."""
+    """Return the family module for a model_type in config.json; a UserError gives the reason if there is none."""
     if (module := of_its_name(model_type)) is not None:
         return module
     if model_type not in families():

@@ -1,6 +1,10 @@
 """Models that transformers runs and Onward cannot read: the reason for each model_type. Remove a model_type from this
 table when a family reads it (`tests/families/test_transformers_models.py`)."""
 
+from collections.abc import Iterable, Mapping
+
+from onward.base.suggestions import closest
+
 WHY = {  # completes "Cannot read model_type X, because ..."
     "it is an encoder, whose tokens attend in both directions": (
         "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
@@ -38,3 +42,18 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its family file is missing": "bailing_hybrid ernie4_5_vl_moe_text lfm3",
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}
+
+
+def unknown(name: str, families: Mapping[str, str], others: Iterable[str]) -> str:
+    """The message for a name that is not a release: `families` has the family of each release, and `others` are further
+    names that the caller accepts."""
+    if reason := UNREAD.get(name):
+        return f"Cannot read {name!r}, because {reason}: onward models lists the releases that Onward reads"
+    releases = [release for release, family in families.items() if name == family or release.startswith(name)]
+    if len(releases) > 1:
+        listed = f"onward models {name} lists its releases" if name in releases[0] else f"choose {', '.join(releases)}"
+        what = "is a family" if name in families.values() else "begins the names of several releases"
+        return f"{name!r} {what} and is not one release, such as {releases[0]}: {listed}"
+    close = closest(name, [*others, *families])
+    advice = f"did you mean {close}?" if close else "onward models lists the releases"
+    return f"{name!r} is not a release that Onward knows: {advice}"
