@@ -19,7 +19,7 @@ from docs.site.commands import command_pages, option_pages
 from docs.site.navigation import navigation
 from docs.site.public import MODULES, with_links
 from docs.site.reference import glossary_page, name_pages
-from onward.learn.chapters import HEADING, chapters
+from onward.learn.chapters import HEADING, PARTS, chapters
 from onward.learn.glossary import glossary
 from onward.learn.interactive.figure import InteractiveFigure, script, style, with_figures
 from onward.learn.notebook import notebook
@@ -164,13 +164,15 @@ def learn_page() -> str:
         f"    {one.about}\n"
         for one, read, ran in zip(chapters(), minutes, SECONDS, strict=True)
     ]
+    parts = ", ".join(f"*{title}* from chapter {first}" for first, title in PARTS.items())
     return "\n".join(
         [
             "# The course\n",
             "Each chapter takes 10 to 20 minutes with its exercises, on a laptop without a GPU. Copy its code into a "
             "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
             "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters "
-            "ask you to write functions: `onward learn 4 --check mine.py` checks them and names the likely mistake.\n",
+            "ask you to write functions: `onward learn 4 --check mine.py` checks them and names the likely mistake. "
+            f"The course has {len(PARTS)} parts, and each ends with a quiz: {parts}.\n",
             '<div class="chapters" markdown="1">\n',
             *rows,
             "</div>\n",

@@ -1,6 +1,7 @@
 """The order of the pages, in the tabs Home, Learn, Use, Build and Look up."""
 
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 
 from docs.site.commands import heading, option_page, shared_groups
 from onward.cli.overview import GROUPS
@@ -33,7 +34,10 @@ def navigation(names: Mapping[str, Iterable[str]], pages: Iterable[str]) -> list
         {
             "Learn": [
                 {"The course": "learn/index.md"},
-                *({f"{one.number}. {one.title}": f"learn/{one.path.name}"} for one in chapters()),
+                *(
+                    {part: [{f"{one.number}. {one.title}": f"learn/{one.path.name}"} for one in own]}
+                    for part, own in groupby(chapters(), lambda one: one.part)
+                ),
                 {"Beside the course": [*(f"{page}.md" for page in LEARN), {"Glossary": "glossary.md"}]},
             ]
         },

@@ -1,5 +1,7 @@
 """A term from the glossary, or a command without its arguments, gives a helpful message."""
 
+from shlex import split
+
 import pytest
 
 import onward
@@ -9,18 +11,32 @@ WAYS = {
     "what is attention": "onward help attention explains the term",
     "what is a kv cache": "onward help kv cache explains the term",
     "perplexitty": "is not a command",
+    "'what is attention'": "onward help attention explains the term",
+    "how does attention work": "onward help attention explains the term",
     "explain attention": "onward help attention explains the term",
+    "explain attention head": "onward help attention head explains the term",
+    "explain what attention is": "onward help attention explains the term",
     "learn 4 --notebook": "for example, write onward learn 4 --notebook 4.ipynb",
     "learn 4 --web": "for example, write onward learn 4 --web attention.html",
     "generate runs/mybook --image": "--image",
-    "draw softmax": "choose from alibi,",
+    "draw softmax": "onward help softmax explains the term, onward inspect MODEL TEXT shows the attention",
+    "draw heads": "onward help heads explains the term",
+    "draw foo": "choose from alibi,",
+    "draw gpt2": "onward draw block gpt2 draws the blocks of this model",
+    "plan llama": "onward models llama lists its releases",
+    "draw block llama": "'llama' is a family and is not one release",
+    "models diff llama mistral": "'llama' is a family and is not one release",
+    "models bert": "Cannot read 'bert', because it is an encoder",
+    "models foo": "'foo' is not a release that Onward knows: onward models lists the releases",
+    "models diff gpt2 llama-2-7": "'llama-2-7' begins the names of several releases",
+    "models diff gpt2 mistal-7b": "did you mean mistral-7b?",
     "learn nothing": "choose 1 (Next tokens)",
 }
 
 
 @pytest.mark.parametrize("line", WAYS)
 def test_a_mistake_shows_the_way(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(line.split()) == 2
+    assert main(split(line)) == 2
     [message] = capsys.readouterr().err.splitlines()
     assert WAYS[line] in message
 
@@ -28,7 +44,11 @@ def test_a_mistake_shows_the_way(line: str, capsys: pytest.CaptureFixture[str]) 
 FIRST = {
     "help loss": "cross-entropy (",
     "help kv": "KV cache (",
+    "help what is attention": "attention (",
+    "help how does attention work": "attention (",
     "learn attention": "Attention by hand",
+    "learn what is attention": "Attention by hand",
+    "learn the block": "The block",
     "learn rope": "Positions",
     "models llama-2": "llama: ",
 }

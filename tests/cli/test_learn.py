@@ -1,6 +1,7 @@
 """onward learn and onward help."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ def test_learn_lists_the_chapters_in_order(capsys: pytest.CaptureFixture[str]) -
     assert main(["learn"]) == 0
     out = capsys.readouterr().out
     assert [chapter.number for chapter in chapters()] == sorted(chapter.number for chapter in chapters())
-    assert all(chapter.title in out and chapter.about in out for chapter in chapters())
+    assert all(chapter.title in out and chapter.about in out and chapter.part in out for chapter in chapters())
 
 
 def test_every_chapter_has_its_number_in_file_and_heading() -> None:
@@ -21,11 +22,27 @@ def test_every_chapter_has_its_number_in_file_and_heading() -> None:
     assert all(chapter.about for chapter in chapters())
 
 
+def test_a_quiz_ends_each_part_of_the_course() -> None:
+    parts = [[*own] for _, own in groupby(chapters(), lambda chapter: chapter.part)]
+    quizzes = [f"## Quiz: chapters {own[0].number} to {own[-1].number}" for own in parts]
+    assert all(quiz in own[-1].text for quiz, own in zip(quizzes, parts))
+
+
+def test_learn_shows_answers_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["learn", "7"]) == 0
+    out = capsys.readouterr().out
+    assert "What is its perplexity?" in out
+    assert "Answer" not in out
+    assert "exp(2.0)" not in out
+    assert out.count("onward learn 7 --answers") == 1
+
+
 def test_learn_shows_a_chapter_with_answers_and_without_html(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["learn", "1"]) == 0
+    assert main(["learn", "1", "--answers"]) == 0
     out = capsys.readouterr().out
     assert "Answer" in out
     assert "ln 100" in out
+    assert "--answers" not in out
     assert "01-tokens.svg" in out
     assert "<details>" not in out
     assert "<!--" not in out

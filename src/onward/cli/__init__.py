@@ -76,9 +76,9 @@ def dispatch(words: list[str]) -> int:
     if words[0] not in COMMANDS:
         from onward.base.errors import UserError
         from onward.base.fields import nearest
-        from onward.learn.glossary import find
+        from onward.learn.glossary import asked, find
 
-        term = " ".join(word for word in words if word.lower() not in ("what", "is", "a", "an", "the"))
+        term = asked(" ".join(words))
         if meant := SYNONYMS.get(words[0].lower()):
             advice = f"did you mean {meant}?"
         else:

@@ -9,12 +9,15 @@ from os.path import normpath
 from pathlib import Path
 
 from onward.base.errors import UserError
-from onward.learn.glossary import find
+from onward.learn.glossary import asked, find
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?:(\.\./)|(?=\d))([\w./-]+\.\w+)(?:#[\w-]+)?\)")  # to a repository file
 ABOUT = re.compile(r"^\*(.+)\*$", re.MULTILINE)
+
+
+PARTS = {1: "A GPT from scratch", 8: "Training and scaling", 14: "Inside a model, and alignment"}  # by first chapter
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Chapter:
         """The summary, the first line in italics."""
         match = ABOUT.search(self.text)
         return match[1] if match else ""
+
+    @property
+    def part(self) -> str:
+        """The part of the course, such as "Part 1: A GPT from scratch"; a quiz ends each part."""
+        number, title = [(i, title) for i, (first, title) in enumerate(PARTS.items(), 1) if first <= self.number][-1]
+        return f"Part {number}: {title}"
 
     @property
     def alone(self) -> str:
@@ -65,8 +74,10 @@ def chapters() -> Sequence[Chapter]:
 
 
 def find_chapter(name: str) -> Chapter:
-    """The chapter with this number or with these words in its title, or else the chapter of this glossary term."""
-    titled = [chapter for chapter in chapters() if name == str(chapter.number) or name.lower() in chapter.title.lower()]
+    """The chapter with this number or with these words in its title, or else the chapter of this glossary term; `name`
+    may also be a question."""
+    words = (asked(name) or name).lower()
+    titled = [chapter for chapter in chapters() if name == str(chapter.number) or words in asked(chapter.title).lower()]
     taught = [chapter for entry in find(name) for chapter in chapters() if chapter.number == entry.chapter]
     if not titled + taught:
         known = ", ".join(f"{chapter.number} ({chapter.title})" for chapter in chapters())

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import ClassVar, Literal, get_args
@@ -50,6 +51,8 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
+    if argv and not argv[0].startswith("-") and argv[0] not in get_args(Idea) and (advice := instead(argv)):
+        raise UserError(f"{argv[0]!r} is not an idea to draw: {advice}, and onward draw lists the ideas")
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
@@ -71,6 +74,23 @@ def main(argv: Sequence[str]) -> None:
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
     else:
         print(picture.text(get_terminal_size((100, 24)).columns))
+
+
+def instead(words: Sequence[str]) -> str:
+    """The command for words that are a model or a term of the glossary; "" for others."""
+    from onward.families import presets
+    from onward.hub.folder import is_model
+    from onward.learn.glossary import asked, find
+
+    if words[0] in presets() or is_model(words[0]):
+        return f"onward draw block {words[0]} draws the blocks of this model"
+    term = " ".join(takewhile(lambda word: not word.startswith("-"), words))
+    if not find(term):
+        return ""
+    return (
+        f"onward help {asked(term)} explains the term, onward inspect MODEL TEXT shows the attention, heads and next "
+        "tokens of a model"
+    )
 
 
 def logits_of(text: str) -> dict[str, float]:

@@ -11,7 +11,8 @@ from onward.base.errors import UserError
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_next, printable
-from onward.learn.glossary import find
+from onward.hub.folder import is_model
+from onward.learn.glossary import asked, find
 
 ABOUT = """\
 Follow one token of a text through a model, from its id to the next token, with the shapes and numbers of this model.
@@ -40,9 +41,10 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) == 1 and find(argv[0]):
+    text = " ".join(argv)
+    if argv and not is_model(argv[0]) and find(text):
         raise UserError(
-            f"Cannot explain {argv[0]!r} without a model and a text: onward help {argv[0]} explains the term"
+            f"Cannot explain {text!r} without a model and a text: onward help {asked(text)} explains the term"
         )
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
     from onward.reports.explain.page import explain

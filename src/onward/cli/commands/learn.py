@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -27,6 +28,7 @@ examples:
   onward learn                          the chapters
   onward learn 4                        read chapter 4 in the terminal
   onward learn attention                the chapter on attention
+  onward learn 4 --answers              the same, with the answers to its questions
   onward learn 4 --run                  run its code, block by block, in this folder
   onward learn 4 --web attention.html   the same as a page for a browser
   onward learn 4 --notebook 4.ipynb     the same as a notebook for Jupyter
@@ -43,10 +45,11 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "chapter": ("run", "web", "notebook"),
+        "chapter": ("answers", "run", "web", "notebook"),
         "check": ("seconds", "json"),
     }
-    chapter: str = ""  # number of a chapter, words of its title, or a term that it teaches; default: list the chapters
+    chapter: tuple[str, ...] = ()  # number, words of the title, or a term that it teaches; default: list them
+    answers: bool = False  # show the answers to the questions of the chapter, too
     run: bool = False  # run the chapter's code, which writes its files to this folder
     web: str = ""  # write the chapter as a self-contained web page, such as attention.html
     notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
@@ -58,7 +61,7 @@ class Options:
     json: bool = False  # print the results of a check as JSON
 
 
-WAYS = "run", "web", "notebook", "exercises", "starter", "check", "answer"
+WAYS = "answers", "run", "web", "notebook", "exercises", "starter", "check", "answer"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,11 +69,14 @@ def main(argv: Sequence[str]) -> int:
     ways = [name for name in WAYS if getattr(options, name)]
     if len(ways) > 1:
         raise UserError(f"{' and '.join(f'--{name}' for name in ways)} cannot be combined: choose one")
-    chapter = find_chapter(options.chapter) if options.chapter else None
-    if ways and ways[0] in WAYS[3:]:
+    chapter = find_chapter(" ".join(options.chapter)) if options.chapter else None
+    if ways and ways[0] in WAYS[4:]:
         return practice(options, chapter)
     if chapter is None:
-        print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in chapters()])
+        for part, own in groupby(chapters(), lambda one: one.part):
+            print(f"{part}\n")
+            print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in own])
+            print()
         print_next("onward learn 1", "onward learn 1 --run")
     elif options.web:
         from onward.learn.web import web_page
@@ -87,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 
         from onward.learn.terminal import for_terminal
 
-        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter)))
+        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter, options.answers)))
     return 0
 
 
