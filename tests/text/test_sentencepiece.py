@@ -73,7 +73,7 @@ REFUSED = {
     "bytes, not there": (replace(PLAIN, fallback=True), "has 0 pieces for bytes, although byte_fallback is true"),
     "a byte too few": (with_pieces(*BYTES[1:], fallback=True), "has 255 pieces for bytes"),
     "a byte as text": (with_pieces(Piece("<0x41>", 0, USER_DEFINED)), "has '<0x41>' as text"),
-    "two unknown pieces": (with_pieces(Piece("?", 0, UNKNOWN)), "has 2 unknown pieces"),
+    "two unknown pieces": (with_pieces(Piece("?", 0, UNKNOWN)), "has 2 pieces of type UNKNOWN"),
     "a character as control token": (with_pieces(Piece("!", 0, CONTROL)), "the control token '!'"),
     "pieces of one score": (with_pieces(Piece("ba", -2, NORMAL)), "has several pieces of the score -2"),
     "an unused piece": (with_pieces(Piece("bb", -7, UNUSED)), "has the unused piece 'bb'"),
