@@ -24,7 +24,7 @@ class Filters:
     max_repeated_paragraphs: float | None = None  # maximum fraction of repeated paragraphs (Gopher: 0.3)
     max_repeated_paragraph_text: float | None = None  # maximum fraction of text in repeated paragraphs (Gopher: 0.2)
     max_top_ngrams: tuple[float, ...] = ()  # maximum fraction of text in the top 2-, 3-, 4-gram (Gopher: 0.2 0.18 0.16)
-    max_repeated_ngrams: tuple[float, ...] = ()  # maximum fraction of text in repeated 5- to 10-grams (Gopher: .15-.1)
+    max_repeated_ngrams: tuple[float, ...] = ()  # of text in repeated 5-10-grams (Gopher: 0.15 0.14 0.13 0.12 0.11 0.1)
 
 
 @dataclass(frozen=True)
