@@ -57,7 +57,7 @@ def shown(value: Any) -> str:
 
 
 class Type:
-    """A type annotation, read by `type_of`: a subclass for each form. This class itself is for Any and type variables."""
+    """A type annotation, read by `type_of`: a subclass for each form. This class is for Any and type variables."""
 
     def __init__(self, annotation: Any, args: tuple["Type", ...] = ()) -> None:
         self.annotation, self.origin, self.args = annotation, get_origin(annotation), args
