@@ -8,10 +8,12 @@ from weakref import WeakKeyDictionary
 from onward.base.errors import UserError
 from onward.checkpoint.prediction import load_prediction
 from onward.generation.drafts.hidden_draft import HiddenDraft
+from onward.generation.drafts.paced import LENGTHS
 from onward.generation.drafts.proposal import Draft
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead
+from onward.model.eagle import EagleDecoder
 
 PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers for multi-token prediction, once loaded
 
@@ -26,8 +28,15 @@ def mtp_draft(model: Decoder, path: Path | None) -> Draft:
     return HiddenDraft(PREDICTIONS[model])
 
 
-def trained_draft(model: Decoder, head: DraftHead, cache: KVCache | None) -> Draft | None:
-    """Return a draft that uses the model's draft head; None if the head cannot draft for this cache."""
-    from onward.generation.drafts.head_draft import head_draft
+def trained_draft(model: Decoder, head: DraftHead | EagleDecoder, cache: KVCache | None) -> Draft | None:
+    """Return a draft that uses the model's draft head or EAGLE-3 draft; None if `cache` is given and cannot verify the
+    draft tokens."""
+    if cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1])):
+        return None
+    if isinstance(head, EagleDecoder):
+        from onward.generation.drafts.eagle_draft import EagleDraft
 
-    return head_draft(model, head, cache)
+        return EagleDraft(model, head)
+    from onward.generation.drafts.head_draft import PacedHead
+
+    return PacedHead(model, head)

@@ -44,8 +44,8 @@ def load(
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of
     folders. Each adapter is named after its folder; the first is used unless a request chooses another. If `model` is
     itself an adapter, the base that it names is loaded with it. Raises a UserError for an adapter of another base. A
-    draft head in the folder (`onward finetune MODEL --method draft`) is also loaded, unless the model is so small that
-    drafts would save no time; a draft head of another model is skipped with a warning.
+    draft head (`onward finetune MODEL --method draft`) or an EAGLE-3 draft in the subfolder `draft` is also loaded,
+    unless the model is so small that drafts would save no time; that of another model is skipped with a warning.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".

@@ -36,6 +36,7 @@ from onward.generation.results import Completion, SearchResult
 from onward.model.attachments import ATTACHMENTS
 from onward.model.decoder import without_dropout
 from onward.model.draft_head import DraftHead
+from onward.model.eagle import EagleDecoder
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -71,7 +72,7 @@ class LanguageModel(TextModel):
     UserError.
     """
 
-    draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
+    draft_head: DraftHead | EagleDecoder | None = None  # trained draft for speculative decoding; None: there is none
     path: Path | None = None  # folder or file from which the model was loaded; None: no files
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
     state: ModelState | None = field(default=None, init=False, repr=False, compare=False)  # likewise

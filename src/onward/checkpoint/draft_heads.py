@@ -18,6 +18,7 @@ from torch import Tensor
 from onward.base import fields
 from onward.base.errors import UserError
 from onward.base.files import file_sha256, read_json
+from onward.checkpoint.eagle import is_eagle, load_eagle
 from onward.checkpoint.part_files import PartFiles
 from onward.checkpoint.peft.bases import BaseModel, weights_checksum
 from onward.checkpoint.weights import SINGLE, read_tensors
@@ -25,6 +26,7 @@ from onward.families import HF
 from onward.hub.folder import DRAFT, is_adapter, locate
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead
+from onward.model.eagle import EagleDecoder
 from onward.transforms.draft_head import draft_head_of
 
 CONFIG, KIND = "config.json", "onward_draft_head"
@@ -37,16 +39,12 @@ class ForeignDraft(UserWarning):
 
 
 def is_draft_head(folder: Path) -> bool:
-    """Return whether a folder holds a draft head. Raises a UserError for an EAGLE draft of another program."""
-    if not (folder / CONFIG).exists():
-        return False
-    config = read_json(folder / CONFIG)
-    if foreign := [name for name in map(str, config.get("architectures") or ()) if "eagle" in name.lower()]:
-        raise UserError(
-            f"Cannot read the draft {folder}, because it is of the kind {foreign[0]}: make one for your model with "
-            "onward finetune MODEL DATA --method draft"
-        )
-    return config.get("model_type") == KIND
+    return (folder / CONFIG).exists() and read_json(folder / CONFIG).get("model_type") == KIND
+
+
+def is_draft(folder: Path) -> bool:
+    """Return whether a folder holds a draft head or an EAGLE-3 draft. Raises a UserError for drafts of other kinds."""
+    return is_draft_head(folder) or is_eagle(folder)
 
 
 def identity(folder: Path) -> str:
@@ -91,21 +89,23 @@ def mismatch(folder: Path, base: Path) -> str:
     )
 
 
-def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
-    """Load the draft head in the folder `folder` of `model`. Returns None if there is none or, with a warning, if it
-    does not belong to the model."""
-    place = folder / DRAFT
-    if is_adapter(folder) or not is_draft_head(place):
+def draft_beside(folder: Path, model: Decoder) -> DraftHead | EagleDecoder | None:
+    """Load the draft in the folder `folder` of `model`. Returns None if there is none or, with a warning, if it does
+    not belong to the model."""
+    if is_adapter(folder) or not is_draft(folder / DRAFT):
         return None
-    if reason := mismatch(place, folder):
-        warnings.warn(ForeignDraft(f"{reason} (until then, it is not used)"), stacklevel=2)
+    try:
+        return draft_of(folder / DRAFT, folder, model)
+    except UserError as error:
+        warnings.warn(ForeignDraft(f"{error} (until then, it is not used)"), stacklevel=2)
         return None
-    return load_draft_head(place, model)
 
 
-def draft_of(folder: Path, base: Path, model: Decoder) -> DraftHead:
-    """Load the draft head in `folder` for `model`, which is in `base`. Raises a UserError if it was made for another
-    model."""
+def draft_of(folder: Path, base: Path, model: Decoder) -> DraftHead | EagleDecoder:
+    """Load the draft head or the EAGLE-3 draft in `folder` for `model`, which is in `base`. Raises a UserError if it
+    was made for another model, as far as the folder tells."""
+    if not is_draft_head(folder):
+        return load_eagle(folder, model)
     if reason := mismatch(folder, base):
         raise UserError(reason[0].upper() + reason[1:])
     return load_draft_head(folder, model)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from onward.base.device import tensor_on
-from onward.compiled.interface import NotCompilable, decoding_step
+from onward.compiled.interface import NotCompilable, Step, decoding_step
 from onward.compiled.model_state import ModelState
 from onward.compiled.steps import CompiledSteps, unsupported
 from onward.generation.cache.manager import BUCKET
@@ -42,7 +42,7 @@ class Runner:
     from the host.
     """
 
-    compiled_step = staticmethod(decoding_step)  # the function that is compiled
+    compiled_step: Step = staticmethod(decoding_step)  # the function that is compiled
 
     def __init__(
         self,

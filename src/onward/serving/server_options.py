@@ -27,7 +27,7 @@ class EngineOptions:
     context: Size | None = None  # maximum number of tokens in a prompt and its answer; default: the model's context
     cache_memory: str = ""  # memory for the cache, such as 2GB; default: rows x context, at most half of what is free
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
-    draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
+    draft: str = ""  # folder of a smaller model, a draft head or an EAGLE-3 draft; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
     tool_parser: ToolParser = "auto"  # format of tool calls in answers; auto: that of the chat template
     reasoning_parser: ReasoningParser = "auto"  # format of reasoning in answers; auto: that of the chat template

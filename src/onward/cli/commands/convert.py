@@ -1,6 +1,7 @@
 """onward convert: a model in another format."""
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     import onward
+    from onward.checkpoint.eagle import is_eagle
     from onward.checkpoint.gguf.convert import losses, plan, write_model
     from onward.checkpoint.gguf.lora import write_adapter
     from onward.checkpoint.gguf.modelfile import modelfile
@@ -94,6 +96,9 @@ def main(argv: Sequence[str]) -> None:
     dtype = None if gguf else dtypes.get(options.dtype)
     if options.from_bin:
         with as_safetensors(locate(options.model, options.revision, only="pickles"), out.parent) as folder:
+            if is_eagle(folder):
+                keep_draft(folder, options)
+                return
             lm = onward.load(folder, dtype, "cpu")  # the weights stay memory-mapped when the folder is removed
     else:
         lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
@@ -142,6 +147,24 @@ def main(argv: Sequence[str]) -> None:
         print_next(f"onward convert {quote(str(base))} {quote(str(out.parent / base.name))}.gguf")
     else:
         print_next(f'onward generate {quote(str(out))} "Once upon"')
+
+
+def keep_draft(folder: Path, options: Options) -> None:
+    """Keep a converted EAGLE-3 draft, which is in a temporary folder, as it is."""
+    plain = Options(options.model, options.out)
+    of_models = "to", "dtype", "shard_bytes", "dry_run"
+    if given := next((name for name in of_models if getattr(options, name) != getattr(plain, name)), None):
+        raise UserError(
+            f"--{given.replace('_', '-')} does not apply to {options.model}, an EAGLE-3 draft: leave it out"
+        )
+    if options.view == "gguf":
+        raise UserError(f"Cannot write {options.model} as GGUF, because it is an EAGLE-3 draft: name a new folder")
+    shutil.copytree(folder, options.out)
+    if options.json:
+        print_json({"out": options.out})
+    else:
+        print(f"{options.out} has the tensors of an EAGLE-3 draft")
+        print_next(f'onward generate MODEL "Once upon" --draft {quote(options.out)}')
 
 
 def roundings(path: Path, dtype: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
-from onward.cli.shared.drafts import tell_draft, with_draft_head
+from onward.cli.shared.drafts import tell_draft, trained_draft, with_draft
 from onward.cli.shared.input import read_text
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import made, read
@@ -48,7 +48,7 @@ examples:
 class Speculation:
     """Speculative decoding: the same distribution, often faster. A step verifies several draft tokens."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer, or of a draft head; mtp: the model's MTP layer
+    draft: str = ""  # folder of a smaller model, a draft head or an EAGLE-3 draft; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft from the earlier text; 0: none; default: if drafts are faster
 
 
@@ -112,16 +112,16 @@ def main(argv: Sequence[str]) -> None:
         prompts += from_file(options.prompts, options.field)
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
-    lm = load(options.model, options)
-    if options.draft and with_draft_head(lm, options.model, options.draft):
-        options = replace(options, draft="")
+    lm, draft = load(options.model, options), trained_draft(options.draft)
+    if draft:
+        with_draft(lm, options.model, draft)
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)
     else:
         engine = lm.engine(
             slide=options.context_overflow == "slide",
-            draft=draft_of(options),
+            draft=None if draft else draft_of(options),
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )

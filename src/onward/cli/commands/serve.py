@@ -6,13 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
-from onward.cli.shared.drafts import with_draft_head
+from onward.cli.shared.drafts import trained_draft, with_draft
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
@@ -54,7 +53,6 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("no model to serve: name a folder, such as onward serve runs/quickstart")
     import torch
 
-    from onward.checkpoint.draft_heads import is_draft_head
     from onward.hub.folder import locate
     from onward.serving.last_words import say_at_bus_error
     from onward.serving.models import check_weights, engines_of, load_served, row_counts
@@ -63,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
     if options.mmap:
         say_at_bus_error()
-    head = options.draft if options.draft and is_draft_head(Path(options.draft)) else ""
+    head = trained_draft(options.draft)
     options = replace(options, draft="" if head else options.draft)
     names = *options.models, *({options.draft} - {"", "mtp"})
     # downloads the models, or raises an error for a model that does not exist
@@ -74,7 +72,8 @@ def main(argv: Sequence[str]) -> None:
 
     def load_one(name: str, adapters: Sequence[str]) -> LanguageModel:
         lm = load(name, options, adapters)
-        with_draft_head(lm, name, head)
+        if head:
+            with_draft(lm, name, head)
         if not options.mmap:
             copy_to_memory(lm.model)
         return lm
@@ -104,7 +103,7 @@ def announce(say: Callable[[str], None], address: str, served: Sequence[Served])
 
     for one in served:
         what = f"an adapter of {one.base}" if one.base else f"context of {one.engine.length:,} tokens"
-        say(f"  {one.name}: {what}{', with a draft head' if one.lm.draft_head and not one.base else ''}")
+        say(f"  {one.name}: {what}{', with a draft' if one.lm.draft_head and not one.base else ''}")
     weights, cache = memory_of(served)
     say(f"memory: {in_bytes(weights)} of weights, at most {in_bytes(cache)} of keys and values")
     say(f"the page: {address}/   the API: {address}/v1   its fields: {address}/docs")

@@ -12,15 +12,20 @@ if TYPE_CHECKING:
     from onward.api.language_model import LanguageModel
 
 
-def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
-    """Give a model the draft head in the folder `draft`; return whether the folder has one. Raises a
-    UserError for the draft head of another model."""
-    from onward.checkpoint.draft_heads import draft_of, is_draft_head
+def trained_draft(draft: str) -> Path | None:
+    """Return the folder of the draft head or EAGLE-3 draft named `draft`, on this machine or the hub; None if it is
+    another draft. Raises a UserError if there is no such folder."""
+    from onward.checkpoint.draft_heads import is_draft
 
-    if not draft or not is_draft_head(Path(draft)):
-        return False
-    lm.draft_head = draft_of(Path(draft), locate(model), lm.model)
-    return True
+    folder = locate(draft) if draft not in ("", "mtp") else None
+    return folder if folder and is_draft(folder) else None
+
+
+def with_draft(lm: LanguageModel, model: str, folder: Path) -> None:
+    """Give a model the draft head or EAGLE-3 draft in a folder. Raises a UserError if it is that of another model."""
+    from onward.checkpoint.draft_heads import draft_of
+
+    lm.draft_head = draft_of(folder, locate(model), lm.model)
 
 
 def tell_draft(model: str) -> None:

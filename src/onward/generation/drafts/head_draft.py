@@ -11,39 +11,25 @@ from itertools import pairwise
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.costs import COST, cost_of, rounds_rows_apart
+from onward.generation.drafts.estimates import Estimates
 from onward.generation.drafts.guess_program import GuessProgram, guess_program
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import LENGTHS, MOST_ROWS, OF_INTEGERS
+from onward.generation.drafts.paced import LENGTHS
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
 from onward.generation.request import Request, is_plain
 from onward.kernels.available import unavailable
-from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # tokens per proposal by default
-# overhead of a proposal and of a step, as the bytes of weights that are read in that time
-AROUND_PROPOSAL, AROUND_STEP = 4_400_000, 16_000_000
 OF_PROGRAM = 1.25  # the same for one weight of a compiled draft head: a byte, and its conversion
-TILE = 4  # tokens that a dense model verifies in the time of a plain step
 TRUST = 0.4  # a draft token of probability p is accepted with probability p ** TRUST; measured with stories260K
-LIKELY, TRIALS = 0.8, 5  # prior share of accepted draft tokens, and its weight as a number of draft tokens
-LEAST_GAIN = 1.15  # least estimated speed-up for a proposal; above 1 because estimates may be wrong
 COMPILE_AFTER = 8  # uncompiled proposals for a number of requests before the draft head is compiled for it
-
-
-def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> PacedHead | None:
-    """Return the draft of a model with a draft head, which proposes tokens only while this saves time; None if the
-    model has no draft head, or if `cache` is given and cannot verify the draft tokens."""
-    if head is None or (cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1]))):
-        return None
-    return PacedHead(model, head)
 
 
 class HeadDraft:
@@ -52,6 +38,7 @@ class HeadDraft:
     proposals, if it can be compiled."""
 
     manager: CacheManager | None = None
+    layers: Sequence[int] = ()
 
     def __init__(self, model: Decoder, head: DraftHead, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
@@ -132,45 +119,26 @@ PLAIN: WeakKeyDictionary[DraftHead, Counter[int]] = WeakKeyDictionary()  # uncom
 
 
 class PacedHead(HeadDraft):
-    """A draft head that adapts the length of its proposals: the one of `lengths` that saves the most time given the
-    share of draft tokens accepted so far and the probabilities of the new ones, or 0 if no length saves enough time or
-    if more than `most_rows` requests decode.
-
-    The time of a proposal, in plain decoding steps, is estimated from the weights that a draft token and a step read,
-    and not measured, so that a request takes the same steps whenever it is repeated.
-    """
+    """A draft head that adapts the length of its proposals: the length that saves the most time given the
+    share of draft tokens accepted so far and the probabilities of the new ones (see `estimates`), or 0 if no length
+    saves enough time or if too many requests decode."""
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
-        apart = rounds_rows_apart(model)
-        self.lengths: Sequence[int] = OF_INTEGERS if apart else LENGTHS
-        self.most_rows = 1 if apart else MOST_ROWS
-        super().__init__(model, head, self.lengths[-1])
-        step = AROUND_STEP + size(model) - (0 if model.config.tied else size(model.embed))
         weights = model.config.vocab_size * model.config.d_embed + sum(p.numel() for p in head.parameters())
-        guess = weights * (OF_PROGRAM if model.device.type == "cpu" else model.dtype.itemsize)
-        self.around, self.one, self.cost = AROUND_PROPOSAL / step, guess / step, cost_of(model)
+        self.estimates = Estimates(
+            model, weights * (OF_PROGRAM if model.device.type == "cpu" else model.dtype.itemsize)
+        )
+        super().__init__(model, head, self.estimates.lengths[-1])
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of one of `lengths` tokens, at most room[i], for requests[i]; empty proposals if none fits
         or saves enough time."""
-        count = len(requests)
-        shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
-        rate = min(sum(shares) / count, 0.99)
-        gain = max(expected_tokens(rate, n) / self.time(n, count) for n in self.lengths)
-        if count > self.most_rows or gain < LEAST_GAIN:
+        gain, rate = self.estimates.gain(requests)
+        if not gain:
             return [Proposal() for _ in requests]
+        rows, time = len(requests), self.estimates.time
         self.least = {
-            n: gain * (self.time(more, count) - self.time(n, count)) / (expected_tokens(rate, more - n) - 1)
-            for n, more in pairwise(self.lengths)
+            n: gain * (time(more, rows) - time(n, rows)) / (expected_tokens(rate, more - n) - 1)
+            for n, more in pairwise(self.estimates.lengths)
         }
-        return super().propose(requests, [max((n for n in self.lengths if n <= most), default=0) for most in room])
-
-    def time(self, length: int, rows: int) -> float:
-        """Estimate the time of a step with proposals of `length` tokens, in units of a plain step with as many rows."""
-        verifying = 1 + self.cost * max(rows * (1 + length) - (TILE if self.cost == COST else rows), 0)
-        return verifying + self.around + length * self.one
-
-
-def size(module: nn.Module) -> int:
-    """Return the bytes of the weights of a module."""
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+        return super().propose(requests, self.estimates.room(room))

@@ -47,6 +47,8 @@ class HiddenDraft:
     token and the next token it predicts the token after that, and a hidden state to continue from. It proposes up to
     `num_draft_tokens` tokens."""
 
+    layers: Sequence[int] = ()
+
     def __init__(self, model: Decoder, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
