@@ -15,6 +15,7 @@ from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead
 from onward.model.eagle import EagleDecoder
 
+TrainedDraft = DraftHead | EagleDecoder
 PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers for multi-token prediction, once loaded
 
 
@@ -28,7 +29,7 @@ def mtp_draft(model: Decoder, path: Path | None) -> Draft:
     return HiddenDraft(PREDICTIONS[model])
 
 
-def trained_draft(model: Decoder, head: DraftHead | EagleDecoder, cache: KVCache | None) -> Draft | None:
+def trained_draft(model: Decoder, head: TrainedDraft, cache: KVCache | None) -> Draft | None:
     """Return a draft that uses the model's draft head or EAGLE-3 draft; None if `cache` is given and cannot verify the
     draft tokens."""
     if cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1])):

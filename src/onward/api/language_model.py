@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack, cast, overload
 
-from onward.api.drafting import mtp_draft, trained_draft
+from onward.api.drafting import TrainedDraft, mtp_draft, trained_draft
 from onward.api.searching import searched
 from onward.api.text_model import TextModel
 from onward.base.arguments import Range, checked, named, unchecked
@@ -35,8 +35,6 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.attachments import ATTACHMENTS
 from onward.model.decoder import without_dropout
-from onward.model.draft_head import DraftHead
-from onward.model.eagle import EagleDecoder
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -72,7 +70,7 @@ class LanguageModel(TextModel):
     UserError.
     """
 
-    draft_head: DraftHead | EagleDecoder | None = None  # trained draft for speculative decoding; None: there is none
+    draft_head: TrainedDraft | None = None  # trained draft for speculative decoding; None: there is none
     path: Path | None = None  # folder or file from which the model was loaded; None: no files
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
     state: ModelState | None = field(default=None, init=False, repr=False, compare=False)  # likewise

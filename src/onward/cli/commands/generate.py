@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
-from onward.cli.shared.drafts import tell_draft, trained_draft, with_draft
+from onward.cli.shared.drafts import tell_draft, with_draft
 from onward.cli.shared.input import read_text
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import made, read
@@ -112,16 +112,15 @@ def main(argv: Sequence[str]) -> None:
         prompts += from_file(options.prompts, options.field)
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
-    lm, draft = load(options.model, options), trained_draft(options.draft)
-    if draft:
-        with_draft(lm, options.model, draft)
+    lm = load(options.model, options)
+    trained = with_draft(lm, options.model, options.draft) if options.draft else False
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)
     else:
         engine = lm.engine(
             slide=options.context_overflow == "slide",
-            draft=None if draft else draft_of(options),
+            draft=None if trained else draft_of(options),
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )

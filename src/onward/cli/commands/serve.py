@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
     if options.mmap:
         say_at_bus_error()
-    head = trained_draft(options.draft)
+    head = options.draft if trained_draft(options.draft) else ""
     options = replace(options, draft="" if head else options.draft)
     names = *options.models, *({options.draft} - {"", "mtp"})
     # downloads the models, or raises an error for a model that does not exist
@@ -72,8 +72,7 @@ def main(argv: Sequence[str]) -> None:
 
     def load_one(name: str, adapters: Sequence[str]) -> LanguageModel:
         lm = load(name, options, adapters)
-        if head:
-            with_draft(lm, name, head)
+        with_draft(lm, name, head)
         if not options.mmap:
             copy_to_memory(lm.model)
         return lm

@@ -21,11 +21,14 @@ def trained_draft(draft: str) -> Path | None:
     return folder if folder and is_draft(folder) else None
 
 
-def with_draft(lm: LanguageModel, model: str, folder: Path) -> None:
-    """Give a model the draft head or EAGLE-3 draft in a folder. Raises a UserError if it is that of another model."""
+def with_draft(lm: LanguageModel, model: str, draft: str) -> bool:
+    """Give a model the draft head or EAGLE-3 draft named `draft`; return whether it is one. Raises a UserError if it is
+    that of another model."""
     from onward.checkpoint.draft_heads import draft_of
 
-    lm.draft_head = draft_of(folder, locate(model), lm.model)
+    if folder := trained_draft(draft):
+        lm.draft_head = draft_of(folder, locate(model), lm.model)
+    return folder is not None
 
 
 def tell_draft(model: str) -> None:
