@@ -15,6 +15,7 @@ from onward.cli import main
 from onward.planning import LAWS, LossLaw, RunPoint, Unreliable, fit_loss, fit_power, flops_for, smaller_models
 from onward.planning.fits import LossFit, fit_frontier, parabolas
 from onward.planning.tables import amount, read_table
+from onward.reports.pictures.law_pictures import fit_picture
 
 LAW = LossLaw(1.7, 400.0, 1000.0, 0.34, 0.30)
 PUBLISHED = {  # arXiv:2203.15556, tables 3 and A3: parameters, FLOPs and tokens
@@ -166,6 +167,22 @@ def test_runs_that_determine_no_law_are_fitted_with_a_warning_and_without_a_fore
     assert len({*found["warnings"]}) == len(found["warnings"]), "none is said twice"
     assert any("do not determine a law" in warning for warning in found["warnings"])
     assert "residuals" in (tmp_path / "fit.svg").read_text()
+
+
+@pytest.mark.filterwarnings("ignore:.*outside the sizes that were trained")
+def test_a_picture_separates_best_sizes_outside_the_trained_sizes() -> None:
+    def curve_names(some: list[RunPoint]) -> set[str]:
+        panels = fit_picture(fit_loss(some, resamples=0), some, parabolas(some), None).panels
+        panel = next(panel for panel in panels if panel.title == "parameters of the best model")
+        low, high = min(run.parameters for run in some), max(run.parameters for run in some)
+        for name, sizes in panel.data["series"].items():
+            known = [size for size in sizes if size is not None]
+            assert all((size > high) == ("above" in name) and (size < low) == ("below" in name) for size in known)
+        return {name for name, sizes in panel.data["series"].items() if any(size is not None for size in sizes)}
+
+    assert curve_names(runs()) == {"L(N, D)"}  # sizes up to eight times the best; the picture ends at about three times
+    narrow = [run for run in runs() if run.parameters < LAW.optimum(1e20)[0]]
+    assert curve_names(narrow) == {"L(N, D)", "L(N, D), above the trained sizes"}
 
 
 def test_forecast_has_an_interval_that_holds_the_truth() -> None:

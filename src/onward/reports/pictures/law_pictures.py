@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from onward.planning.fits import LossFit, Parabola, RunPoint
+from onward.planning.fits import Array, LossFit, Parabola, RunPoint
 from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, LossLaw
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Panel, Picture
@@ -61,6 +61,23 @@ def isoflops(law: LossLaw, runs: Sequence[RunPoint], profiles_of_runs: Sequence[
     return curves("IsoFLOP curves, and runs", x.tolist(), series, x_name="parameters, as a power of ten", dots=dots)
 
 
+def divided(
+    best: Mapping[str, Array], values: Mapping[str, Array], smallest: float, largest: float
+) -> dict[str, Array]:
+    """Divide the curve of each way to find the best model: `best` has its (parameters, tokens) at each budget, and
+    `values` the heights of its curve. Points with a best size below `smallest` or above `largest`, the sizes that were
+    trained, get curves of their own."""
+    parts = {}
+    for way, models in best.items():
+        inside = (smallest <= models[:, 0]) & (models[:, 0] <= largest)
+        parts[way] = np.where(inside, values[way], np.nan)
+    for way, models in best.items():
+        for where, outside in (("below", models[:, 0] < smallest), ("above", models[:, 0] > largest)):
+            if outside.any():
+                parts[f"{way}, {where} the trained sizes"] = np.where(outside, values[way], np.nan)
+    return parts
+
+
 def fit_picture(
     fit: LossFit, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
@@ -73,7 +90,10 @@ def fit_picture(
         budgets = np.logspace(np.log10(low), np.log10(high) + 1, POINTS)
         powers, marks = np.log10(budgets).tolist(), {"largest run": float(np.log10(high))}
         best = {"L(N, D)": np.array([fit.law.optimum(c) for c in budgets])}
-        losses = {"best": [fit.law.loss(*n) for n in best["L(N, D)"]]}
+        sizes = [run.parameters for run in runs]
+        trained = min(sizes), max(sizes)
+        losses = {"L(N, D)": np.array([fit.law.loss(*n) for n in best["L(N, D)"]])}
+        losses = divided(best, losses, *trained)
         if frontier:
             best["parabolas"] = np.array([frontier.optimum(c) for c in budgets])
         dots = [*zip(made, (run.loss for run in runs))]
@@ -81,13 +101,14 @@ def fit_picture(
         panels = panels or [profiles(fit.law, float(np.sqrt(low * high)))]
         panels.insert(0, curves(title, powers, losses, x_name=x_name, marks=marks, dots=dots))
         for place, name in enumerate(("parameters", "tokens")):
-            series = {way: sizes[:, place] for way, sizes in best.items()}
+            series = divided(best, {way: models[:, place] for way, models in best.items()}, *trained)
             panels.append(curves(f"{name} of the best model", powers, series, x_name=x_name, log=True, marks=marks))
     zero, dots = {"the law": np.zeros(2)}, [*zip(made, fit.residuals)]
     ends = [float(made.min()), float(made.max())]
     panels.append(curves("residuals: log loss minus that of the law", ends, zero, x_name=x_name, dots=dots))
     caption = (
         f"A law fitted to {len(runs)} runs, drawn up to ten times the largest: right of the mark it is a forecast. "
-        "Residuals without a trend show that the form of the law fits."
+        "Best sizes below or above all trained sizes have separate curves: these are extrapolations, too. Residuals "
+        "without a trend show that the form of the law fits."
     )
     return Picture("Scaling law of these runs", caption, panels)
