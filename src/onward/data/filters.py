@@ -1,4 +1,4 @@
-"""Quality filters for documents, from Gopher (Rae et al. 2021, appendix A); RefinedWeb (Penedo et al. 2023) also uses
+"""Quality filters for documents, from Gopher (Rae et al. 2021, appendix A.1); RefinedWeb (Penedo et al. 2023) also uses
 them. Words are separated by white space."""
 
 import re
