@@ -34,13 +34,15 @@ def loader(chapter: str, model: str, load: str) -> Callable[[Path], torch.nn.Mod
 
 
 def like_smollm2(folder: Path) -> None:
-    """A random model in the form of SmolLM2-135M: bf16, a tied head, grouped keys, and rope_theta among the sizes."""
+    """A random model in the form of SmolLM2-135M: bf16, a tied head, grouped keys, rope_theta among the sizes, and keys
+    of its training library."""
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(**LLAMA, rope_parameters={"rope_type": "default", "rope_theta": 1e5})
     transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     stored = json.loads((folder / "config.json").read_text())
     theta = stored.pop("rope_parameters")["rope_theta"]
-    (folder / "config.json").write_text(json.dumps(stored | {"rope_theta": theta, "rope_scaling": None}))
+    stored |= {"rope_theta": theta, "rope_scaling": None, "rope_interleaved": False, "is_llama_config": True}
+    (folder / "config.json").write_text(json.dumps(stored))
 
 
 def like_gpt2(folder: Path) -> None:
@@ -53,6 +55,7 @@ def like_gpt2(folder: Path) -> None:
     save_file(tensors | masks, file, {"format": "pt"})
 
 
+@pytest.mark.filterwarnings("error::onward.families._keys.UnreadKeys")
 @pytest.mark.parametrize(
     ("chapter", "model", "load", "make"),
     [("12", "Llama", "load_llama", like_smollm2), ("7", "GPT", "load_gpt2", like_gpt2)],
