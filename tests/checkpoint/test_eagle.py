@@ -44,6 +44,15 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 QWEN = {**LAYER, "model_type": "qwen3", "attention_bias": False, "rope_theta": 1e6}
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED |= {"original_max_position_embeddings": 16}
+OF_MODEL: dict[str, Any] = {"model_type": "phi3", "sliding_window": 4, "max_window_layers": 2}
+OF_MODEL |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "target_model_type": "qwen2_5_vl"}
+NVIDIA: dict[str, Any] = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+}
+NVIDIA |= {"use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1}
+NVIDIA |= {"parallel_draft_heads_num_layers": 1}
 # config.json, the blocks whose inputs are read, and the tensors that the files lack
 FORMS: dict[str, tuple[dict[str, Any], Sequence[int], str]] = {
     "the authors'": (PLAIN, [2, 3, 4], "embed_tokens"),
@@ -55,6 +64,8 @@ FORMS: dict[str, tuple[dict[str, Any], Sequence[int], str]] = {
         [1, 2, 4],
         "embed_tokens lm_head d2t",
     ),
+    "SGLang's, keys of the model": ({**SGLANG, **OF_MODEL, "eagle_config": {IDS: [0, 1, 3]}}, [1, 2, 4], ""),
+    "NVIDIA's": ({**SGLANG, "num_eagle_features": 3, "eagle_config": {**NVIDIA, IDS: [0, 1, 3]}}, [1, 2, 4], ""),
     "speculators'": ({**APART, IDS: [1, 3, 4]}, [1, 3, 4], "embed_tokens"),
     "speculators', the last block": ({**APART, IDS: [4, 0, N], "norm_before_residual": True}, [0, 4, N], ""),
     "speculators', one norm": (
@@ -253,11 +264,14 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
     "an unknown switch": (dict(APART, embed_norm=True), {}, "the key embed_norm, which Onward does not know"),
     "an unknown nested switch": (dict(SGLANG, eagle_config={"x": 2}), {}, "the key x, which Onward does not know"),
     "no residual": ({k: v for k, v in APART.items() if k != "norm_before_residual"}, {}, "no norm_before_residual"),
-    "another family": (dict(PLAIN, model_type="gpt_neox"), {}, "gpt_neox"),
+    "another family": (dict(APART, transformer_layer_config=dict(LAYER, model_type="gpt_neox")), {}, "gpt_neox"),
     "blocks beyond": (dict(APART, **{IDS: [1, 2, 8]}), {}, r"blocks \[1, 2, 8\], but the model has 7"),
     "blocks twice": (dict(APART, **{IDS: [1, 1, 2]}), {}, r"blocks \[1, 1, 2\]"),
     "ids beyond": (APART, {"d2t": torch.full((U,), 30)}, "names tokens twice, or beyond the 60"),
     "ids twice": (APART, {"d2t": torch.full((U,), -1).cumsum(0)}, "names tokens twice, or beyond the 60"),
+    "ids in a matrix": (APART, {"d2t": torch.zeros(1, U, dtype=torch.int64)}, "names tokens twice, or beyond the 60"),
+    "a single number": (APART, {"fc.weight": torch.tensor(1.0)}, r"tensor fc.weight has shape \[\]"),
+    "windows": (dict(SGLANG, sliding_window=4, layer_types=["sliding_attention"]), {}, "sliding_window 4"),
     "another model": (
         APART,
         {"fc.weight": torch.zeros(D, 3 * 48)},
