@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 
 import onward
-from onward import Request, Sampling, UserError
+from onward import BlockManager, PagedKVCache, Request, Sampling, UserError
 from onward.checkpoint.draft_heads import ForeignDraft, is_draft
 from onward.checkpoint.eagle import load_eagle
 from onward.checkpoint.weights import stored_tensors
@@ -192,13 +192,14 @@ class Formula:
         return logits, normed if self.hf.get("norm_output") else x
 
     @torch.no_grad()
-    def guesses(self, context: list[int], count: int) -> list[int]:
-        states, tokens = self.states(torch.tensor([context[:-1]])), list(context)
+    def guesses(self, context: list[int], count: int, first: int = 0) -> list[int]:
+        """The next `count` draft tokens, computed from the tokens from index `first` of the context on."""
+        states, tokens = self.states(torch.tensor([context[:-1]]))[:, first:], context[first:]
         for _ in range(count):
             logits, new = self.step(torch.tensor([tokens[1:]]), states)
             tokens.append(int(logits[0, -1].argmax()))
             states = torch.cat([states, new[:, -1:]], 1)
-        return tokens[len(context) :]
+        return tokens[len(context) - first :]
 
 
 class Recorded(EagleDraft):
@@ -253,6 +254,32 @@ def test_drafts_are_those_of_the_formula_and_change_no_token(
         if context[0] != 8:  # the second request samples
             assert found == formula.guesses(context, len(found))
     assert (draft.runner.compiled is None) == (compile_after is None)
+
+
+def test_requests_without_hidden_states_are_drafted_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that had begun, or that was interrupted, may decode without prefill, since its prefix is cached."""
+    monkeypatch.setattr(Estimates, "gain", lambda self, requests: (2.0, 0.8))
+    hf, layers, lacks = FORMS["the authors'"]
+    theirs, stored = model_of(tmp_path, 7), tensors_of(hf, len(layers), lacks)
+    lm = onward.load(tmp_path, device="cpu")
+    draft = Recorded(lm.model, load_eagle(write(tmp_path / "draft", hf, stored), lm.model))
+    pages = PagedKVCache(lm.model.config, 2, 64, 16, blocks=90, block_size=1)
+    engine = onward.Engine(lm.model, cache=BlockManager(pages), draft=draft, compile_after=None)
+    first, other = (engine.add(Request([7 + i, 3, 50, 9], Sampling(temperature=0), 20)) for i in range(2))
+    for _ in range(6):
+        engine.step()
+    engine.scheduler.preempt()
+    engine.cancel(first)  # the other request continues in its row
+    draft.noted.clear()
+    engine.finish()
+    assert other.num_shared == len(draft.noted[0][0]) - 1
+    for context, found in draft.noted:
+        formula = Formula(theirs, hf, layers, stored)
+        assert found == formula.guesses(context, len(found), draft.known[other].first)
+    begun = engine.add(Request([8, 3, 50, 9], Sampling(temperature=0), 20, tokens=other.tokens[:5]))
+    engine.finish()
+    assert begun.tokens == other.tokens
+    assert begun.num_drafted > 0
 
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
