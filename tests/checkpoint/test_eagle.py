@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 
 import onward
-from onward import Request, Sampling, UserError
+from onward import BlockManager, PagedKVCache, Request, Sampling, UserError
 from onward.checkpoint.draft_heads import ForeignDraft, is_draft
 from onward.checkpoint.eagle import load_eagle
 from onward.checkpoint.weights import stored_tensors
@@ -44,6 +44,15 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 QWEN = {**LAYER, "model_type": "qwen3", "attention_bias": False, "rope_theta": 1e6}
 SCALED = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED |= {"original_max_position_embeddings": 16}
+OF_MODEL: dict[str, Any] = {"model_type": "phi3", "sliding_window": 4, "max_window_layers": 2}
+OF_MODEL |= {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}, "target_model_type": "qwen2_5_vl"}
+NVIDIA: dict[str, Any] = {
+    "use_aux_hidden_state": True,
+    "use_input_layernorm_in_first_layer": True,
+    "use_last_layernorm": True,
+}
+NVIDIA |= {"use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1}
+NVIDIA |= {"parallel_draft_heads_num_layers": 1}
 # config.json, the blocks whose inputs are read, and the tensors that the files lack
 FORMS: dict[str, tuple[dict[str, Any], Sequence[int], str]] = {
     "the authors'": (PLAIN, [2, 3, 4], "embed_tokens"),
@@ -55,6 +64,8 @@ FORMS: dict[str, tuple[dict[str, Any], Sequence[int], str]] = {
         [1, 2, 4],
         "embed_tokens lm_head d2t",
     ),
+    "SGLang's, keys of the model": ({**SGLANG, **OF_MODEL, "eagle_config": {IDS: [0, 1, 3]}}, [1, 2, 4], ""),
+    "NVIDIA's": ({**SGLANG, "num_eagle_features": 3, "eagle_config": {**NVIDIA, IDS: [0, 1, 3]}}, [1, 2, 4], ""),
     "speculators'": ({**APART, IDS: [1, 3, 4]}, [1, 3, 4], "embed_tokens"),
     "speculators', the last block": ({**APART, IDS: [4, 0, N], "norm_before_residual": True}, [0, 4, N], ""),
     "speculators', one norm": (
@@ -181,13 +192,14 @@ class Formula:
         return logits, normed if self.hf.get("norm_output") else x
 
     @torch.no_grad()
-    def guesses(self, context: list[int], count: int) -> list[int]:
-        states, tokens = self.states(torch.tensor([context[:-1]])), list(context)
+    def guesses(self, context: list[int], count: int, first: int = 0) -> list[int]:
+        """The next `count` draft tokens, computed from the tokens from index `first` of the context on."""
+        states, tokens = self.states(torch.tensor([context[:-1]]))[:, first:], context[first:]
         for _ in range(count):
             logits, new = self.step(torch.tensor([tokens[1:]]), states)
             tokens.append(int(logits[0, -1].argmax()))
             states = torch.cat([states, new[:, -1:]], 1)
-        return tokens[len(context) :]
+        return tokens[len(context) - first :]
 
 
 class Recorded(EagleDraft):
@@ -244,6 +256,32 @@ def test_drafts_are_those_of_the_formula_and_change_no_token(
     assert (draft.runner.compiled is None) == (compile_after is None)
 
 
+def test_requests_without_hidden_states_are_drafted_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that had begun, or that was interrupted, may decode without prefill, since its prefix is cached."""
+    monkeypatch.setattr(Estimates, "gain", lambda self, requests: (2.0, 0.8))
+    hf, layers, lacks = FORMS["the authors'"]
+    theirs, stored = model_of(tmp_path, 7), tensors_of(hf, len(layers), lacks)
+    lm = onward.load(tmp_path, device="cpu")
+    draft = Recorded(lm.model, load_eagle(write(tmp_path / "draft", hf, stored), lm.model))
+    pages = PagedKVCache(lm.model.config, 2, 64, 16, blocks=90, block_size=1)
+    engine = onward.Engine(lm.model, cache=BlockManager(pages), draft=draft, compile_after=None)
+    first, other = (engine.add(Request([7 + i, 3, 50, 9], Sampling(temperature=0), 20)) for i in range(2))
+    for _ in range(6):
+        engine.step()
+    engine.scheduler.preempt()
+    engine.cancel(first)  # the other request continues in its row
+    draft.noted.clear()
+    engine.finish()
+    assert other.num_shared == len(draft.noted[0][0]) - 1
+    for context, found in draft.noted:
+        formula = Formula(theirs, hf, layers, stored)
+        assert found == formula.guesses(context, len(found), draft.known[other].first)
+    begun = engine.add(Request([8, 3, 50, 9], Sampling(temperature=0), 20, tokens=other.tokens[:5]))
+    engine.finish()
+    assert begun.tokens == other.tokens
+    assert begun.num_drafted > 0
+
+
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
     "EAGLE-2": ({**LAYER, "architectures": ["EagleModel"]}, {}, "of the kind EagleModel and not EAGLE-3"),
     "P-EAGLE": (dict(APART, speculators_model_type="peagle"), {}, "of the kind peagle and not EAGLE-3"),
@@ -253,11 +291,14 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor], str]] = {
     "an unknown switch": (dict(APART, embed_norm=True), {}, "the key embed_norm, which Onward does not know"),
     "an unknown nested switch": (dict(SGLANG, eagle_config={"x": 2}), {}, "the key x, which Onward does not know"),
     "no residual": ({k: v for k, v in APART.items() if k != "norm_before_residual"}, {}, "no norm_before_residual"),
-    "another family": (dict(PLAIN, model_type="gpt_neox"), {}, "gpt_neox"),
+    "another family": (dict(APART, transformer_layer_config=dict(LAYER, model_type="gpt_neox")), {}, "gpt_neox"),
     "blocks beyond": (dict(APART, **{IDS: [1, 2, 8]}), {}, r"blocks \[1, 2, 8\], but the model has 7"),
     "blocks twice": (dict(APART, **{IDS: [1, 1, 2]}), {}, r"blocks \[1, 1, 2\]"),
     "ids beyond": (APART, {"d2t": torch.full((U,), 30)}, "names tokens twice, or beyond the 60"),
     "ids twice": (APART, {"d2t": torch.full((U,), -1).cumsum(0)}, "names tokens twice, or beyond the 60"),
+    "ids in a matrix": (APART, {"d2t": torch.zeros(1, U, dtype=torch.int64)}, "names tokens twice, or beyond the 60"),
+    "a single number": (APART, {"fc.weight": torch.tensor(1.0)}, r"tensor fc.weight has shape \[\]"),
+    "windows": (dict(SGLANG, sliding_window=4, layer_types=["sliding_attention"]), {}, "sliding_window 4"),
     "another model": (
         APART,
         {"fc.weight": torch.zeros(D, 3 * 48)},

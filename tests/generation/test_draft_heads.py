@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward import Decoder, Engine, Request, Sampling
+from onward import BlockManager, Decoder, Engine, PagedKVCache, Request, Sampling
 from onward.generation.drafts import head_draft
 from onward.generation.drafts.guess_program import IntegerHead, guess_program
 from onward.generation.drafts.head_draft import HeadDraft, PacedHead
@@ -50,6 +50,19 @@ def test_tokens_are_those_of_plain_decoding(
     engine.finish()
     assert [r.tokens for r in found] == [plainly(model, r) for r in requests]
     assert sum(r.num_drafted for r in found) > (3 if paced else 40)
+
+
+def test_an_answer_that_had_begun_is_drafted_for_after_its_first_step() -> None:
+    """Its prefix is cached, so that it is not prefilled, and the draft head has read no hidden state of it."""
+    model = MODELS["rotary"]
+    cache = BlockManager(PagedKVCache(model.config, 1, 24, 24, blocks=24, block_size=1))
+    engine = Engine(model, cache=cache, draft=HeadDraft(model, head_for(model), 3), compile_after=None)
+    first = engine.add(Request(PROMPTS[0], GREEDY, 9))
+    engine.finish()
+    begun = engine.add(Request(PROMPTS[0], GREEDY, 9, tokens=first.tokens[:3]))
+    engine.finish()
+    assert begun.tokens == first.tokens == plainly(model, first)
+    assert begun.num_drafted > 0
 
 
 def by_formula(

@@ -20,7 +20,8 @@ from onward.checkpoint.names import to_ours
 from onward.checkpoint.weights import StoredTensor, refuse_pickles, stored_tensors
 from onward.config.decoder import DecoderConfig
 from onward.families import Row, llama, read
-from onward.families._keys import HARMLESS, is_nothing
+from onward.families._keys import HARMLESS, ROPE, is_nothing
+from onward.families._wrappers import of_text
 from onward.model.decoder import Decoder
 from onward.model.eagle import EagleDecoder, SideBySide
 from onward.model.state_embedding import StateEmbedding
@@ -31,7 +32,9 @@ SWITCHES = "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"
 OWN = {  # other keys, and the only value that Onward supports; None: every value, since the key has no effect
     **dict.fromkeys((KIND, LAYER, NESTED, "draft_vocab_size", "target_hidden_size", "num_aux_hidden_states")),
     **dict.fromkeys(("speculators_config", "speculators_version", "embed_requires_grad", "has_no_defaults_at_init")),
+    **dict.fromkeys(("parallel_draft_heads_num_layers", "num_eagle_features", "target_model_type")),
     **dict.fromkeys(("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"), True),
+    "next_layer_regular": True,  # only the first layer reads embeddings
     **dict.fromkeys(("use_mtp_layernorm", "parallel_drafting", "bias"), False),
     **dict.fromkeys(("parallel_draft_step", "logit_scale"), 1),
 }
@@ -91,7 +94,7 @@ def load(hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor], model: Deco
     layers = feature_layers(hf, model.config.n_layers)
     ids = token_ids(stored.pop("d2t", None), config.vocab_size)
     width, fc = len(layers) * model.config.d_model, stored.get("fc.weight")
-    if fc and fc.shape[-1] != width:
+    if fc and fc.shape and fc.shape[-1] != width:
         raise UserError(
             f"the draft reads hidden states of {fc.shape[-1]} numbers, but those of the blocks {layers} have {width}: "
             "use a draft made for this model"
@@ -158,6 +161,13 @@ def read_config(
     values = {"fc_norm": hf.get("use_aux_norm")} | dict(hf) | nested
     switches = {name: bool(fields.convert(bool | None, values.get(name), name)) for name in SWITCHES}
     left = {key: value for key, value in layer.items() if key not in (*OWN, *SWITCHES, LAYERS, "use_aux_norm")}
+    if not apart and any("Llama" in str(name) for name in hf.get("architectures") or ()):
+        left["model_type"] = "llama"  # often that of the model, which no program reads
+    if left.get("model_type") == "llama" and is_nothing(left.get("layer_types")):
+        left = {key: value for key, value in left.items() if "window" not in key}  # no layer reads these keys
+    for key in ROPE:
+        if isinstance(rope := left.get(key), Mapping):
+            left[key] = of_text(rope)
     depth = left.get("num_hidden_layers")
     check_depth(depth if isinstance(depth, int) else 0, stored)
     kind, config = read({**left, "tie_word_embeddings": False})
@@ -187,7 +197,7 @@ def token_ids(offsets: StoredTensor | None, vocab_size: int) -> Tensor:
     if offsets is None:
         return torch.arange(vocab_size)
     count = offsets.shape[0] if len(offsets.shape) == 1 and offsets.dtype in ("I32", "I64") else 0
-    ids = torch.arange(count) + offsets.rows(0, count).long()
+    ids = torch.arange(count) + offsets.rows(0, count).long() if count else torch.empty(0)
     if not count or ids.min() < 0 or ids.max() >= vocab_size or len(ids.unique()) < count:
         raise UserError(f"d2t names tokens twice, or beyond the {vocab_size} of the model: use a draft made for it")
     return ids

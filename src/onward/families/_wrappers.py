@@ -192,13 +192,18 @@ def text_part(hf: HF) -> TextPart | None:
         keys["tie_word_embeddings"] = tied.pop()
     for key in "rope_scaling", "rope_parameters":
         if isinstance(rope := keys.get(key), Mapping):
-            rope = {
-                name: TURNS.get(value, value) if isinstance(value, str) else value
-                for name, value in rope.items()
-                if name not in MROPE
-            }
-            keys[key] = rope if any(value != "default" for value in rope.values()) else None
+            keys[key] = of_text(rope)
     skipped = tuple(keys.pop("cross_attention_layers", ()))
     if skipped:
         keys["num_hidden_layers"] -= len(skipped)
     return TextPart(kind, keys, skipped)
+
+
+def of_text(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The keys of rotary positions with coordinates, as they are for text; None for usual positions."""
+    kept = {
+        name: TURNS.get(value, value) if isinstance(value, str) else value
+        for name, value in rope.items()
+        if name not in MROPE
+    }
+    return kept if any(value != "default" for value in kept.values()) else None

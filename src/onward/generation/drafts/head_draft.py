@@ -59,7 +59,7 @@ class HeadDraft:
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of at most room[i] tokens for requests[i], drawn with the random numbers with which the
         model will draw these tokens."""
-        if not max(room):
+        if not max(room) or any(request not in self.states for request in requests):  # see `ReadingDraft.read`
             return [Proposal() for _ in requests]
         states = []
         for request in requests:

@@ -79,9 +79,11 @@ class HiddenDraft:
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of at most room[i] tokens for requests[i], drawn with the request's own sampling options
         and random numbers."""
-        if not max(room):
+        if not max(room) or any(request not in self.known for request in requests):  # see `ReadingDraft.read`
             return [Proposal() for _ in requests]
         known, tokens = [self.known[request] for request in requests], list[list[int]]([] for _ in requests)
+        for request, one in zip(requests, known):
+            one.first = one.fed - request.num_draft_cached  # the row of a preempted request was freed
         with torch.inference_mode(), without_dropout(self.model):
             self.state.confirmed = False
             states = self.catch_up(requests, known)

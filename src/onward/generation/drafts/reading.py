@@ -34,8 +34,8 @@ class ReadingDraft(Draft, Protocol):
 
         Called after each call of the model, for each request in it, before a token is drawn. The tokens may include
         draft tokens that are refused, and padding; a later call with a smaller `start` then replaces their hidden
-        states. Tokens whose keys and values come from the prefix cache have no hidden states. `hidden` is overwritten
-        by the next call.
+        states. Tokens whose keys and values come from the prefix cache have no hidden states; so a request whose answer
+        had begun when it was added can decode without any. `hidden` is overwritten by the next call.
         """
 
 
