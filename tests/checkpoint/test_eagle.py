@@ -58,7 +58,11 @@ FORMS: dict[str, tuple[dict[str, Any], Sequence[int], str]] = {
     "the authors'": (PLAIN, [2, 3, 4], "embed_tokens"),
     "the authors', all tokens": ({**PLAIN, "draft_vocab_size": V}, [2, 3, 4], "embed_tokens d2t"),
     "SGLang's": ({**SGLANG, "eagle_config": {IDS: [0, 1, 3], "use_aux_hidden_state": True}}, [1, 2, 4], "embed_tokens"),
-    "SGLang's, norms apart": ({**SGLANG, "use_aux_norm": True, "eagle_config": {IDS: [0, 1, 3]}}, [1, 2, 4], ""),
+    "SGLang's, norms apart": (
+        {**SGLANG, "fc_norm": None, "use_aux_norm": True, "eagle_config": {IDS: [0, 1, 3]}},
+        [1, 2, 4],
+        "",
+    ),
     "SGLang's, the model's head": (
         {**SGLANG, "eagle_config": {IDS: [0, 1, 3]}, "draft_vocab_size": None},
         [1, 2, 4],

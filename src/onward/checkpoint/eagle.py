@@ -158,7 +158,8 @@ def read_config(
             raise UserError(f"config.json has the key {key}, which Onward does not know: use another draft")
     if apart and "norm_before_residual" not in hf:  # vLLM and speculators have different defaults
         raise UserError("config.json has no norm_before_residual: add it, as true or false")
-    values = {"fc_norm": hf.get("use_aux_norm")} | dict(hf) | nested
+    values = dict(hf) | nested
+    values["fc_norm"] = values.get("fc_norm") or hf.get("use_aux_norm")
     switches = {name: bool(fields.convert(bool | None, values.get(name), name)) for name in SWITCHES}
     left = {key: value for key, value in layer.items() if key not in (*OWN, *SWITCHES, LAYERS, "use_aux_norm")}
     if not apart and any("Llama" in str(name) for name in hf.get("architectures") or ()):
