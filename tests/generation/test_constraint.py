@@ -244,9 +244,9 @@ def test_a_misprinted_grammar_is_a_grammar_or_a_user_error(count: int) -> None:
 
 
 def test_a_prompt_of_wrong_ids_is_named_with_a_constraint_too() -> None:
-    for how in {}, {"regex": "a"}:
+    for regex in "", "a":
         with pytest.raises(UserError, match="token id -1 is out of range"):
-            lm("byte").complete([[1, -1]], 3, **how)
+            lm("byte").complete([[1, -1]], 3, regex=regex)
 
 
 @pytest.mark.parametrize("forced", [b"b", b""], ids=["a letter", "the end"])
