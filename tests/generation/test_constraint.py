@@ -2,9 +2,11 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jsonschema
@@ -203,6 +205,9 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a schema that allows nothing": ({"json_schema": "false"}, "schema is false"),
     "a reference to nowhere": ({"json_schema": {"$ref": "#/a"}}, "#/$ref names #/a, which is not in this document"),
     "an unknown token": ({"grammar": "start: <|call|>"}, "the model has no token <|call|>"),
+    "a rule that is missing": ({"grammar": "root ::= item"}, "grammar cannot be used: Rule 'item' not found"),
+    "a grammar without rules": ({"grammar": " \n# none"}, "grammar cannot be used: No 'root' rule found"),
+    "half an escape": ({"grammar": 'root ::= "\\'}, "grammar cannot be used: it ends within a text"),
     "both": ({"regex": "a", "json_schema": "{}"}, "choose one"),
 }
 
@@ -213,6 +218,35 @@ def test_impossible_constraint_is_a_user_error(case: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         lm("char").generate("a", 9, **how)
     assert "\n" not in str(caught.value)
+
+
+GRAMMARS = (
+    'root ::= "x" ("yz" | "y")* "!"',
+    'root ::= item{2,3}\nitem ::= [a-z0-9] | "q"',
+    'root ::= [^"\\\\]+ # c\n',
+    'start: ("a" | "bc")+ "."',
+    'start: WORD "."\nWORD: /[a-z]{2,8}/',
+    'start: %json {"type": "integer"}',
+)
+MISPRINTS = *"\"'(){}[]*+?|:\\-^/%<>@~9\n\0", "::=", "root", "start", "\\u12", ""
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.long)])
+def test_a_misprinted_grammar_is_a_grammar_or_a_user_error(count: int) -> None:
+    choose = Random(5)
+    for _ in range(count):
+        grammar = choose.choice(GRAMMARS)
+        for _ in range(choose.randint(1, 3)):
+            start = choose.randrange(len(grammar) + 1)
+            grammar = grammar[:start] + choose.choice(MISPRINTS) + grammar[start + choose.choice([0, 1, 2, 5]) :]
+        with suppress(UserError):
+            form("byte", grammar=grammar)
+
+
+def test_a_prompt_of_wrong_ids_is_named_with_a_constraint_too() -> None:
+    for regex in "", "a":
+        with pytest.raises(UserError, match="token id -1 is out of range"):
+            lm("byte").complete([[1, -1]], 3, regex=regex)
 
 
 @pytest.mark.parametrize("forced", [b"b", b""], ids=["a letter", "the end"])

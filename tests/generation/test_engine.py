@@ -168,6 +168,21 @@ def test_cancelled_request_frees_its_row_at_once() -> None:
     assert first.tokens == plainly(model, first)[: len(first.tokens)]
 
 
+def test_request_that_waits_again_shares_no_tokens_of_its_own() -> None:
+    model = MODELS["rotary"]
+    engine = Engine(model, cache=BlockManager(PagedKVCache(model.config, 2, 24, 8, blocks=20, block_size=4)))
+    request = engine.add(Request([3, 1, 4, 1, 5, 9], GREEDY, 16))
+    for _ in range(8):
+        engine.step()
+    engine.scheduler.remove(request)
+    engine.scheduler.waiting.append(request)
+    engine.step()
+    assert request.num_cached > 12
+    assert request.num_shared == 0
+    engine.finish()
+    assert request.tokens == plainly(model, request)
+
+
 @pytest.mark.parametrize("vocab_size", [40, 60])
 def test_draft_may_have_a_vocabulary_padded_to_another_size(vocab_size: int) -> None:
     model, prompts = MODELS["rotary"], [[1, 45, 3], [7] * 20, [2, 2]]

@@ -365,11 +365,13 @@ def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
 def lark_of(grammar: str) -> str:
     """Return a grammar in Lark's syntax; a `grammar` in GBNF, the syntax of llama.cpp, is converted. Raises a UserError
     for invalid GBNF."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+    from llguidance.gbnf_to_lark import any_to_lark
 
     try:
         return any_to_lark(grammar)
-    except (GbnfToLarkError, RecursionError) as error:
+    except IndexError:
+        raise UserError("grammar cannot be used: it ends within a text or a class of characters") from None
+    except Exception as error:  # the library has no class of its own for most mistakes, such as a missing rule
         raise UserError(f"grammar cannot be used: {' '.join(str(error).split()) or type(error).__name__}") from None
 
 

@@ -70,7 +70,8 @@ def requests_for(
     for prompt in prompts:
         tokens = prompt_tokens(tokenizer, prompt)
         room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
-        before = tokenizer.decode(tokens[-LOOK_BACK:]) if form else ""
+        known = [i for i in tokens[-LOOK_BACK:] if 0 <= i < engine.model.config.vocab_size]  # others: see `Engine.add`
+        before = tokenizer.decode(known) if form else ""
         for _ in range(options.n):
             limit = default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens
             answer = unchecked(Answer)(tokenizer, tokens, options.stop, options.stop_when, limit, options.include_stop)

@@ -66,7 +66,7 @@ class Request:
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # number of tokens of the context whose keys and values are in the cache
     last_length: int = 0  # length of the context beyond which the row must be prefilled again
-    num_shared: int = 0  # number of prompt tokens that were in the cache when the request was admitted
+    num_shared: int = 0  # number of prompt tokens that were in the cache when the request was first admitted
     computed_by: str | None = None  # key of the model and adapter that computed the cached tokens; None: not shared
     num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft model's cache
     arrival: int = 0  # arrival order: number of earlier requests of the engine

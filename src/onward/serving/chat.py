@@ -314,11 +314,11 @@ class ChatReply(Streamed):
         yield from super().ending()
 
     def choices(self, update: Update) -> list[dict[str, Any]]:
-        """The update as items of `choices`: the first has the log-probabilities, and the last item of an answer has the
-        finish reason and an empty delta."""
+        """The update as items of `choices`: the first has the tokens and log-probabilities, and the last item of an
+        answer has the finish reason and an empty delta."""
         logprobs, deltas = self.logprobs(update), self.deltas(update)
-        if not deltas and logprobs and logprobs["content"]:
-            deltas = [{}]
+        if not deltas and update.tokens and (logprobs or self.body.return_token_ids):
+            deltas = [{}]  # tokens whose text is held back
         result: list[dict[str, Any]] = []
         for number, delta in enumerate(deltas):
             first = number == 0

@@ -21,7 +21,7 @@ from onward.serving.prompt_size import check_size, prompts_in, size_of
 from onward.serving.service import account_of, service_of
 from onward.serving.shapes import Prompts, Whole
 from onward.serving.streams import Streamed, event
-from onward.serving.usage import of_completion, usage_of
+from onward.serving.usage import TextOffsets, of_completion, usage_of
 from onward.text.media import refuse_media
 
 router = APIRouter(tags=["OpenAI"])
@@ -91,13 +91,13 @@ def truncated(tokens: list[int], body: AnswerFields, served: Served) -> list[int
 
 
 class CompletionChoice:
-    """One answer of a reply, and the number of its characters that were sent."""
+    """One answer of a reply, as it grows."""
 
     def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
         self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt
         self.before = self.tokenizer.decode(prompt) if body.echo else ""  # text that the next piece begins with
         self.prompt_logprobs: list[TokenLogprob | int] = []
-        self.offset = 0  # number of characters that were sent
+        self.offsets = TextOffsets(self.tokenizer, prompt, len(self.before))  # of the answer's tokens
 
     def piece(self, index: int, update: Update) -> dict[str, Any]:
         """The `index`-th item of `choices`."""
@@ -105,8 +105,11 @@ class CompletionChoice:
         logprobs = None
         if self.body.logprobs is not None:
             tokens = [*self.prompt_logprobs, *update.logprobs]
-            logprobs = of_completion(self.tokenizer, tokens, self.offset, self.body.logprobs)
-        self.before, self.prompt_logprobs, self.offset = "", [], self.offset + len(text)
+            before = self.prompt if self.prompt_logprobs else []
+            offsets = [*map(TextOffsets(self.tokenizer).push, before)]
+            offsets += [self.offsets.push(one.token) for one in update.logprobs]
+            logprobs = of_completion(self.tokenizer, tokens, offsets, self.body.logprobs)
+        self.before, self.prompt_logprobs = "", []
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": update.finish_reason or None}
         return choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {})
 

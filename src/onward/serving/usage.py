@@ -7,6 +7,7 @@ from typing import Any
 
 from onward.generation.logprobs import TokenLogprob
 from onward.serving.jobs import Job
+from onward.text.stream import TextStream
 from onward.text.tokenizer import Tokenizer
 
 LEAST = -9999.0  # in place of minus infinity, which JSON lacks
@@ -37,15 +38,36 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.piece(token)
 
 
-def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
+class TextOffsets:
+    """Finds, token by token, the index of the character with which the text of a token begins, in a text whose first
+    token begins at `start`. `before` are the tokens before the first one. Tokens of parts of a character all begin with
+    this character."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = (), start: int = 0) -> None:
+        self.stream = TextStream(tokenizer, before)
+        self.offset = self.length = start  # of the last token, and of the text that `stream` has returned
+
+    def push(self, token: int) -> int:
+        complete = self.stream.text().rstrip("\ufffd")  # a character that is incomplete makes others before it invalid
+        self.offset = max(self.offset, self.length + len(complete))
+        self.length += len(self.stream.push(token))
+        return self.offset
+
+
+def of_completion(
+    tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offsets: Sequence[int], top: int
+) -> dict[str, Any]:
     """Log-probabilities in the format of /v1/completions. A token without one, such as the first of a prompt, is given
-    as its id; `offset` is the index of the character with which the first token's text begins."""
-    result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    as its id; `offsets` are the indices of the characters with which the tokens' texts begin."""
+    result: dict[str, list[Any]] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [*offsets],
+    }
     for one in tokens:
         token = one if isinstance(one, int) else one.token
         result["tokens"].append(spelled(tokenizer, token))
-        result["text_offset"].append(offset)
-        offset += len(tokenizer.decode([token]))
         if isinstance(one, int):
             result["token_logprobs"].append(None)
             result["top_logprobs"].append(None)
