@@ -21,11 +21,10 @@ HARMLESS = re.compile(
     r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32"
     r"|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose|(mamba_)?chunk_size|time_step_(min|max|floor|rank)"
     r"|rescale_prenorm_residual|residual_in_fp32|num_logits_to_keep|use_mamba_kernels|mamba_ssm_(cache_)?dtype"
-    r"|is_llama_config"  # the training library of SmolLM2 writes it
     r"|(num_|use_)?mtp(_\w+)?|moe_shared_expert_overlap|z_loss_coefficient|linear_(a_log|dt)_\w+"
     # repeated by other keys
     r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token"
-    r"|no_rope_layer_interval|_sliding_window_pattern"
+    r"|no_rope_layer_interval|_sliding_window_pattern|is_llama_config"
 )
 
 ROPE = "rope_parameters", "rope_scaling"

@@ -118,9 +118,8 @@ class Scheduler:
             cached = (shareable(other, computed_by) for other in self.active)  # lazy: read after memory is allocated
             num_cached = self.prefixes.allocate(row, context, len(context), cached, computed_by)
             if num_cached is not None:
-                request.num_cached = num_cached
+                request.num_cached, request.computed_by = num_cached, computed_by
                 request.num_shared = request.num_shared if request.last_length else num_cached  # not when it is back
-                request.computed_by = computed_by
                 request.last_length = self.prefixes.last_length(len(context), self.length)
                 self.active.append(self.waiting.popleft())
             elif self.active:
