@@ -125,6 +125,11 @@ def test_a_difference_common_to_all_cases_is_named(got: Any, words: str) -> None
 def test_results_are_equal_whatever_holds_their_numbers() -> None:
     assert same((TABLE, 1), [TABLE.numpy(), torch.tensor(1.000001)])
     assert same([1, 2], torch.tensor([1, 2]))
+    assert same(TABLE, [*TABLE])
+    assert same((TABLE, TABLE), (TABLE.numpy(), [*TABLE.numpy()]))
+    assert same(TABLE > 1, (TABLE > 1).tolist())
+    assert not same(TABLE > 1, (TABLE > 1).int())
+    assert not same(TABLE, TABLE + 0j)
     assert same(("a", "b"), ("a", "b"))
     assert not same(("a", "b"), ("b", "a"))
     assert not same(1.0, "a")

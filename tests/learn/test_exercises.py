@@ -36,6 +36,7 @@ def test_each_mistake_is_recognized_as_itself(exercise: Exercise) -> None:
     assert all(re.fullmatch(r".+: .+[^.]", mistake.what) for mistake in exercise.mistakes)
 
 
+MASK = "q @ k.mT / math.sqrt(q.shape[-1]) + torch.ones(q.shape[2], q.shape[2]).triu(1)"
 WRONG = {  # code as readers write it, which no edit of the answer makes -> the mistake, by its first words
     "rms_norm": [
         ("return x / (x.std(-1, keepdim=True) + eps) * weight", "eps is outside of the root: add it before; and x.std"),
@@ -49,6 +50,12 @@ WRONG = {  # code as readers write it, which no edit of the answer makes -> the 
         ("return torch.where(logits < logits.topk(k).values[..., -1:], 0, logits)", "dropped logits are 0"),
     ],
     "top_p": [
+        (  # the numbers that both rows keep are right
+            "ordered, order = logits.sort(descending=True)\n"
+            "kept = int((ordered.softmax(-1).cumsum(-1) < p).sum(-1).max())\n"
+            "return logits.masked_fill(order.argsort(-1) > kept, -torch.inf)",
+            "",
+        ),
         (
             "probabilities, order = logits.softmax(-1).sort(-1)\ndrop = probabilities.cumsum(-1) <= p\n"
             "return logits.masked_fill(drop.scatter(-1, order, drop), -math.inf)",
@@ -60,6 +67,7 @@ WRONG = {  # code as readers write it, which no edit of the answer makes -> the 
         ("return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps) * weight + bias", "the variance div"),
     ],
     "merge": [
+        ("return [new if token in pair else token for token in tokens]", "the list is too long or too short"),
         (
             "merged = []\nfor token in tokens:\n    merged.append(token)\n"
             "    if merged[-2:] == pair:\n        merged[-2:] = [new]\nreturn merged",
@@ -72,6 +80,28 @@ WRONG = {  # code as readers write it, which no edit of the answer makes -> the 
             "    for pair in zip(pieces, pieces[1:]):\n        counts[pair] += times\nreturn max(counts)",
             "the last pair of the alphabet",
         ),
+    ],
+    "causal_mask": [
+        ("return torch.ones(length, length).tril().triu(1 - window)", "the result holds numbers"),
+        ("return torch.full((length, length), -1e9).triu(1)", "the result holds numbers"),
+    ],
+    "attention": [
+        (f"return ({MASK} * -torch.inf).softmax(-1) @ v", "the result has NaN"),
+        (f"return ({MASK} * -1e9).bfloat16().softmax(-1) @ v.bfloat16()", "the numbers are rounded to 16 bits"),
+    ],
+    "quantize": [
+        (
+            "scales = weight.abs().amax(-1) / 127\nreturn (weight / scales[:, None]).round(), scales",
+            "only value 2 of 2 is wrong; the shape",
+        ),
+    ],
+    "beam_step": [
+        (
+            "V = logprobs.shape[1]\nbest, i = (scores[:, None] + logprobs).flatten().topk(len(scores))\n"
+            "return i // V, i % V, best",
+            "the values are in the wrong order",
+        ),
+        ("return (scores[:, None] + logprobs).flatten().topk(len(scores))", "the number of values is wrong: return 3"),
     ],
     "swiglu": [
         (
@@ -87,7 +117,9 @@ def test_the_mistake_in_readers_own_code_is_named(name: str, body: str, words: s
     exercise = next(exercise for exercise in exercises() if exercise.name == name)
     names: dict[str, object] = {}
     exec(HEADER + exercise.head + indent(f"{body}\n", "    "), names)
-    assert examine(exercise, names[name], "").mistake.startswith(words)
+    mistake = examine(exercise, names[name], "").mistake
+    assert mistake.startswith(words)
+    assert bool(mistake) == bool(words)
 
 
 @pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.name)

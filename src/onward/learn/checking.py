@@ -18,7 +18,7 @@ from onward.base.apart import run_apart
 from onward.base.errors import UserError
 from onward.base.function_worker import described
 from onward.base.limits import limit_memory
-from onward.learn.comparison import difference, same, short
+from onward.learn.comparison import difference, numbers, same, short
 from onward.learn.exercise import Exercise
 from onward.learn.exercises import exercises
 
@@ -105,7 +105,8 @@ def likely(exercise: Exercise, cases: Sequence[Any], expected: Sequence[Any], go
     """The mistake that explains all results, or an empty text; cases that raise an error are left out."""
     kept = [i for i, one in enumerate(got) if not isinstance(one, Exception)]
     cases, expected, got = ([values[i] for i in kept] for values in (cases, expected, got))
-    for what, variant in exercise.variants():
+    informative = not all((found := numbers(one)) is not None and found.isnan().all() for one in got)
+    for what, variant in exercise.variants() if informative else ():  # many mistakes make all numbers NaN
         if all(same(outcome(variant, case), one) for case, one in zip(cases, got)):
             return what
     return difference(expected, got)

@@ -98,5 +98,6 @@ EXERCISE = Exercise(
             "g\n",
             "the gradient is added to m in full, as in SGD with momentum: multiply it by 1 − β₁",
         ),
+        Mistake("(v_hat.sqrt() + eps)", "v_hat.sqrt()", "eps is missing: divide by √v̂ + eps"),
     ),
 )

@@ -62,5 +62,10 @@ EXERCISE = Exercise(
             "log_softmax(0)",
             "the softmax runs over positions: apply it over the vocabulary, axis −1",
         ),
+        Mistake(
+            "log_softmax(-1)",
+            "softmax(-1).log_softmax(-1)",
+            "the softmax is applied twice: cross_entropy and log_softmax expect logits",
+        ),
     ),
 )

@@ -79,5 +79,10 @@ EXERCISE = Exercise(
         Mistake(
             "-torch.inf", "0.0", "scores of later tokens are 0, which the softmax makes exp(0) = 1: set them to −∞"
         ),
+        Mistake(
+            "scores.masked_fill(later, -torch.inf).softmax(-1)",
+            "scores.softmax(-1).masked_fill(later, 0.0)",
+            "the mask comes after the softmax, so that the weights of a row sum to less than 1: mask the scores first",
+        ),
     ),
 )

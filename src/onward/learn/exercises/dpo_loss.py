@@ -74,5 +74,10 @@ EXERCISE = Exercise(
             "((margin - 1 / (2 * beta)) ** 2).mean()",
             "this is the loss of IPO: use −ln σ(beta · margin)",
         ),
+        Mistake(
+            "logsigmoid(beta * margin)",
+            "logsigmoid(beta * (chosen - ref_chosen) - (rejected - ref_rejected))",
+            "beta multiplies only the first log-ratio: put the margin into parentheses",
+        ),
     ),
 )

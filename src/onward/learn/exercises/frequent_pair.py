@@ -51,5 +51,10 @@ EXERCISE = Exercise(
             "max(counts.values())",
             "the count is returned: return the pair",
         ),
+        Mistake(
+            "max(counts, key=lambda pair: counts[pair])",
+            "max(counts.items(), key=lambda item: item[1])",
+            "the pair comes with its count, as from most_common: return the pair alone",
+        ),
     ),
 )

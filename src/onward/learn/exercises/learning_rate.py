@@ -62,5 +62,11 @@ EXERCISE = Exercise(
             "least + (peak - least) * (step + 1) / warmup",
             "the warm-up begins at least: begin it at 0, peak · (step + 1) / warmup",
         ),
+        Mistake("share)) / 2", "share))", "the learning rate begins at almost twice the peak: divide 1 + cos by 2"),
+        Mistake(
+            "(1 + math.cos(math.pi * share)) / 2",
+            "math.cos(math.pi * share)",
+            "the learning rate falls below least, since the cosine falls to −1: use (1 + cos) / 2",
+        ),
     ),
 )

@@ -47,5 +47,10 @@ EXERCISE = Exercise(
         Mistake("(weight / scales)", "(weight * scales)", "the weight is multiplied by the scale: divide it"),
         Mistake("amax(-1, keepdim=True)", "amax(0, keepdim=True)", "one scale per column: each row has its own"),
         Mistake(" / 127", "", "the scale is the largest number of the row: divide it by 127"),
+        Mistake(
+            "(weight / scales).round().to(torch.int8)",
+            "weight / scales",
+            "numbers are not rounded: round them to integers",
+        ),
     ),
 )

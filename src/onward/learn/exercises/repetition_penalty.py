@@ -70,5 +70,10 @@ EXERCISE = Exercise(
             "    history = history[:, -1:]\n    chosen",
             "only the last token of the history is lowered: lower all of its tokens",
         ),
+        Mistake(
+            "torch.where(chosen > 0, chosen / penalty, chosen * penalty)",
+            "chosen * penalty",
+            "positive logits are multiplied too, which makes their tokens likelier: divide them",
+        ),
     ),
 )

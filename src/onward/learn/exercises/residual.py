@@ -46,5 +46,6 @@ EXERCISE = Exercise(
         Mistake(
             "sum(-1, keepdim=True)", "amax(-1, keepdim=True)", "the largest difference becomes 1: divide by the sum"
         ),
+        Mistake("(p - q).clamp(min=0)", "(p - q)", "negative differences stay, so that the sum is 0: set them to 0"),
     ),
 )

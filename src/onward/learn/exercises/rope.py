@@ -93,5 +93,10 @@ EXERCISE = Exercise(
             "(second * cos + first * sin, first * cos - second * sin)",
             "the halves of the result are exchanged: the first number of a pair stays in the first half",
         ),
+        Mistake(
+            "return torch.cat((first * cos - second * sin,",
+            "first = first * cos - second * sin\n    return torch.cat((first,",
+            "the second half is computed from the rotated first half: keep the old first half until both are computed",
+        ),
     ),
 )

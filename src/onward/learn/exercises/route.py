@@ -55,5 +55,15 @@ EXERCISE = Exercise(
             "experts, chosen.softmax(-1)",
             "weights and experts are exchanged: return the weights first",
         ),
+        Mistake(
+            "chosen.softmax(-1)",
+            "chosen / chosen.sum(-1, keepdim=True)",
+            "scores are divided by their sum: apply a softmax over them",
+        ),
+        Mistake(
+            "return chosen.softmax(-1), experts",
+            "return chosen.softmax(-1).flip(-1), experts.flip(-1)",
+            "the best expert comes last: return the experts best first",
+        ),
     ),
 )
