@@ -31,6 +31,7 @@ MEANT = [
     ("llama", ["llama-7b", "gpt2"], "llama-7b"),
     ("experts", ["count", "top_k", "d_ff"], "count"),
     ("per_token", ["count", "top_k", "d_ff"], "top_k"),
+    ("llama3", ["llama-30b", "llama-3-8b", "llama-3-70b"], "llama-3-8b"),
     ("gemma2", ["gemma-7b", "gemma-2-2b", "gemma-2-27b"], "gemma-2-2b"),
     ("gpt2-small", ["gpt2", "gpt2-medium", "gpt2-xl"], "gpt2"),
     ("llama3.1-8b", ["llama-3.1-8b", "llama-3-8b", "phi-1.8b"], "llama-3.1-8b"),

@@ -88,6 +88,10 @@ def test_run_stops_at_a_command_that_is_refused(page: Path, capsys: pytest.Captu
     ("words", "message"),
     [
         ("learn 99", "there is no chapter 99: choose 1"),
+        ("learn a", "there is no chapter a: choose 1"),
+        ("learn transfomer", "there is no chapter transfomer: did you mean Transformer"),
+        ("draw kv-cache", "'kv-cache' is not an idea to draw: did you mean cache?"),
+        ("draw rotary", "'rotary' is not an idea to draw: did you mean rope?"),
         ("learn qqqq", "--chapter"),
         ("learn --run", "run is read only with chapter"),
         ("learn 1 --run --web a.html", "--run and --web cannot be combined: choose one"),

@@ -94,6 +94,25 @@ FIRST = {  # words and questions -> the first entry found
     "what are the logits": "logits",
     "The Pile": "training data",
     "attention is all you need": "Transformer",
+    "Language Models are Few-Shot Learners": "GPT-2",
+    "mask": "causal mask",
+    "rotary embeddings": "rotary positions",
+    "layer normalisation": "layer normalization",
+    "tokenise": "tokenizer",
+    "perplexities": "perplexity",
+    "top-p sampling": "nucleus sampling",
+    "adamw optimizer": "AdamW",
+    "dpo loss": "DPO",
+    "flash attention 2": "flash attention",
+    "EAGLE-3": "speculative decoding",
+    "4bit": "quantization",
+    "Llama 3.1": "Llama",
+    "context size": "context length",
+    "low rank adapters": "LoRA",
+    "what's a token": "token",
+    "why do we divide by sqrt(d)": "scale of the scores",
+    "What is the difference between GPT and BERT?": "decoder-only",
+    "difference between top-k and top-p": "top-k sampling",
 }
 
 
@@ -111,5 +130,6 @@ def test_each_name_is_found_alone_and_in_a_question(entry: Entry) -> None:
 
 def test_an_unknown_term_gets_the_nearest_ones() -> None:
     assert not find("nuclues")
-    assert "nucleus" in nearest_terms("nuclues")
+    assert nearest_terms("nuclues") == "did you mean nucleus?"
+    assert all("onward learn" in nearest_terms(word) for word in ("tanh", "numpy", "jax", "f1", "Karpathy"))
     assert "onward learn" in nearest_terms("qqqqqq")

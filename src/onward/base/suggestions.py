@@ -129,7 +129,9 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
     close = [c for c, text in shared.items() if len(text) > 2 and typed.startswith(text) and plain(c).startswith(text)]
-    return sorted(close, key=lambda candidate: (-len(shared[candidate]), len(candidate), candidate))
+    begins = "[^a-z0-9]*".join(map(re.escape, typed)) + r"(?!\d)"  # llama3 begins llama-3-8b rather than llama-30b
+    whole = lambda candidate: not typed[-1].isdigit() or bool(re.match(begins, candidate.lower()))
+    return sorted(close, key=lambda one: (-len(shared[one]), not whole(one), len(one), one))
 
 
 def parts(name: str) -> list[str]:

@@ -9,7 +9,7 @@ from os.path import normpath
 from pathlib import Path
 
 from onward.base.errors import UserError
-from onward.learn.glossary import asked, find
+from onward.learn.glossary import asked, find, nearest_terms
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
@@ -77,9 +77,12 @@ def find_chapter(name: str) -> Chapter:
     """The chapter with this number or with these words in its title, or else the chapter of this glossary term; `name`
     may also be a question."""
     words = (asked(name) or name).lower()
-    titled = [chapter for chapter in chapters() if name == str(chapter.number) or words in asked(chapter.title).lower()]
+    number = name.lower().removeprefix("chapter ")
+    begins = lambda title: len(words) > 2 and f" {words}" in f" {asked(title).lower()}"
+    titled = [chapter for chapter in chapters() if number == str(chapter.number) or begins(chapter.title)]
     taught = [chapter for entry in find(name) for chapter in chapters() if chapter.number == entry.chapter]
     if not titled + taught:
         known = ", ".join(f"{chapter.number} ({chapter.title})" for chapter in chapters())
-        raise UserError(f"there is no chapter {name}: choose {known}")
+        near = nearest_terms(name)
+        raise UserError(f"there is no chapter {number}: {near if 'did you mean' in near else f'choose {known}'}")
     return (titled + taught)[0]

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).parent / "glossary.toml"
-QUESTION = re.compile(r"(?:what|whats|is|are|how|does|do|works?|explain|an?|the)", re.IGNORECASE)  # not part of a term
+QUESTION = re.compile(r"(?:what|what'?s|is|are|how|does|do|works?|explain|an?|the)", re.IGNORECASE)  # no part of a term
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ def glossary() -> Sequence[Entry]:
 
 
 def plain(name: str) -> str:
-    # a search for CausalSelfAttention finds causal self-attention
-    return "".join(c for c in name.lower() if c.isalnum())
+    # a search for CausalSelfAttention finds causal self-attention, and one for normalisation, normalization
+    return re.sub("is(?=e|ation)", "iz", "".join(c for c in name.lower() if c.isalnum()))
 
 
 def asked(text: str) -> str:
@@ -48,13 +48,32 @@ def asked(text: str) -> str:
 
 def find(text: str) -> list[Entry]:
     """The entries with this name, its singular or its plural, ignoring case, spaces and punctuation; or else those with
-    the term that the question `text` asks for; or else the entries of `mentioning`."""
+    the term that the question `text` asks for; or else the entries of `mentioning`; or else that of `contained`."""
     for letters in plain, lambda text: plain(asked(text)):
         word = letters(text)
-        for form in (word, word.removesuffix("s"), word.removesuffix("es"), f"{word}s"):
+        for form in forms(word):
             if entries := [entry for entry in glossary() if form in map(letters, entry.names)]:
                 return entries
-    return mentioning(text)
+    return mentioning(text) or contained(text)
+
+
+def forms(word: str) -> list[str]:
+    """The word, its singulars and its plural."""
+    return [word, word.removesuffix("s"), word.removesuffix("es"), re.sub("ies$", "y", word), f"{word}s"]
+
+
+def contained(text: str) -> list[Entry]:
+    """The entry with the longest name, in words, that `text` contains: of several, the first in the text. Names of one
+    letter do not count."""
+    named = {plain(name): entry for entry in glossary() for name in entry.names}
+    words = re.findall(r"[\w.+]+", asked(text).replace("'s", ""))
+    for count in range(len(words), 0, -1):
+        for first in range(len(words) - count + 1):
+            joined = plain(" ".join(words[first : first + count]))
+            for form in forms(joined) if len(joined) > 1 else ():
+                if form in named:
+                    return [named[form]]
+    return []
 
 
 def mentioning(text: str) -> list[Entry]:
@@ -70,6 +89,6 @@ def mentioning(text: str) -> list[Entry]:
 
 def nearest_terms(word: str) -> str:
     """The end of an error message: similar terms, or where to look."""
-    names = {plain(name): name for entry in glossary() for name in entry.names}
-    close = [names[one] for one in get_close_matches(plain(asked(word)), names, 3, cutoff=0.55)]
+    names = {plain(name): name for entry in glossary() for name in entry.names if len(plain(name)) > 3}
+    close = [names[one] for one in get_close_matches(plain(asked(word)), names, 2, cutoff=0.75)]
     return f"did you mean {' or '.join(close)}?" if close else "onward learn lists the chapters"

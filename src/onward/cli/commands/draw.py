@@ -52,7 +52,8 @@ class Options:
 
 def main(argv: Sequence[str]) -> None:
     if argv and not argv[0].startswith("-") and argv[0] not in get_args(Idea) and (advice := instead(argv)):
-        raise UserError(f"{argv[0]!r} is not an idea to draw: {advice}, and onward draw lists the ideas")
+        end = "" if advice.endswith("?") else ", and onward draw lists the ideas"
+        raise UserError(f"{argv[0]!r} is not an idea to draw: {advice}{end}")
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
@@ -80,13 +81,17 @@ def instead(words: Sequence[str]) -> str:
     """The command for words that are a model or a term of the glossary; "" for others."""
     from onward.families import presets
     from onward.hub.folder import is_model
-    from onward.learn.glossary import asked, find
+    from onward.learn.glossary import asked, find, forms, plain
 
     if words[0] in presets() or is_model(words[0]):
         return f"onward draw block {words[0]} draws the blocks of this model"
     term = " ".join(takewhile(lambda word: not word.startswith("-"), words))
-    if not find(term):
+    entries = find(term)
+    if not entries:
         return ""
+    names = {*map(plain, entries[0].names)}
+    if drawn := [idea for idea in get_args(Idea) if names & {*forms(idea)}]:
+        return f"did you mean {drawn[0]}?"
     return (
         f"onward help {asked(term)} explains the term, onward inspect MODEL TEXT shows the attention, heads and next "
         "tokens of a model"
