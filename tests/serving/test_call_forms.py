@@ -7,13 +7,17 @@ import json
 import random
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import onward
+from onward import Tokenizer
 from onward.serving.calls.forms import BLOCKS, FORMS, call_form_of, reasoning_form_of
+from onward.serving.calls.markers import MARKERS, Markers
 from onward.serving.calls.splitter import Splitter
 from onward.serving.server_options import ReasoningParser, ToolParser
 
@@ -126,7 +130,8 @@ NONE = {  # texts that are not calls
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', '<tool_call>{"name": "wea'),
     "mistral": ('[TOOL_CALLS] [{"name": "x"}]', "[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS] weather"),
     "json": ('{"name": "x", "arguments": {}}', '{"name": 3}', "[", '{"name": "weather", "arguments": 3}'),
-    "qwen3_coder": ("<tool_call>\n<function=x>\n</function>\n</tool_call>", "<tool_call> <func"),
+    "qwen3_coder": ("<tool_call>\n<function=x>\n</function>\n</tool_call>", "<tool_call> <func",
+        "<function=weather><parameter=ci"),
 }  # fmt: skip
 
 
@@ -203,6 +208,9 @@ CUT: dict[str, tuple[str, str, list[tuple[str, str]]]] = {  # format, text of an
     "in a bare list": ("json", f'[{CALL}, {{"na', ONE),
     "in a name": ("mistral", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]ti", ONE),
     "in arguments": ("hermes", f"<tool_call>{CALL[:-4]}", [("call", "weather"), ("arguments", '{"city": "Osl')]),
+    "before arguments": ("mistral_args", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time[ARGS]", ONE),
+    "after a tag": ("qwen3_coder", f"{TAGS}<tool_call><function=time>\n", ONE),
+    "in a parameter's tag": ("qwen3_coder", f"{TAGS}<function=time><parameter=ci", ONE),
     "in a header": ("harmony", "<|channel|>commentary to=functions.wea", []),
     "in tags": ("qwen3_coder", f"<tool_call>\n{TAGS[:-25]}", [("call", "weather"), ("arguments", '{"city": "Oslo')]),
     "between tags": (
@@ -278,6 +286,15 @@ def test_forms_are_those_of_the_chat_template() -> None:
     ]
     assert {*FORMS, "auto"} == {*get_args(ToolParser)}
     assert {*BLOCKS, "auto", "none", "harmony"} == {*get_args(ReasoningParser)}
+
+
+def test_markers_stay_where_they_are_in_a_text_of_byte_tokens(shared: Path) -> None:
+    inner = onward.load(shared / "stories260K").text().inner
+    inner.add_special_tokens([*MARKERS])
+    markers, generator = Markers(Tokenizer(inner)), random.Random(46)
+    for _ in range(200):
+        text = "".join(generator.choices(["😀", "日本", "é", "so", *MARKERS], k=6))
+        assert markers.marked(encoded(text, markers)).replace(" ", "") == written(text, markers)
 
 
 def random_value(random: random.Random, depth: int = 0) -> Any:
