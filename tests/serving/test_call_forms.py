@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from onward.serving.calls.markers import MARKERS, Markers
 from onward.serving.calls.splitter import Splitter
 from onward.serving.server_options import ReasoningParser, ToolParser
 
-from support.calls import CONTROL, PLAIN, encoded, forms_for, read, written
+from support.calls import CONTROL, PLAIN, encoded, forms_for, random_text, read, written
 
 PARAMETERS = {
     "properties": {
@@ -367,3 +368,22 @@ def test_random_calls_are_read_and_no_cut_changes_them(form: str, count: int) ->
                 pieces = pieces_of(part, [generator.randrange(len(part) + 1) for _ in range(4)])
                 assert read(forms, pieces, cut) == read(forms, [part], cut), part
             assert not any(kind == "content" and "{" in text for kind, text in read(forms, [answer[:limit]], cut=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.long)])
+def test_no_cut_changes_what_is_read_from_any_text_and_no_word_is_lost(form: str, count: int) -> None:
+    choose = random.Random(47)
+    for _ in range(count):
+        markers, cut = choose.choice([PLAIN, CONTROL]), choose.random() < 0.3
+        reasoning = "harmony" if form == "harmony" else choose.choice(["none", "think", "mistral"])
+        forms = forms_for(TOOLS, form, reasoning, markers, opened=choose.random() < 0.2)
+        text = random_text(choose)
+        answer = written(text, markers)
+        events = read(forms, [answer], cut)
+        assert read(forms, [*answer], cut) == events, text
+        assert read(forms, pieces_of(answer, choose.choices(range(len(answer)), k=3)), cut) == events, text
+        joined = "".join(piece for _, piece in events)
+        for word in re.findall(r"w\d+w", text):
+            least = int(not cut and form != "harmony")  # headers of harmony are not returned
+            assert least <= joined.count(word) <= 1, text

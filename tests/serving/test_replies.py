@@ -14,6 +14,7 @@ import pytest
 from onward.generation.logprobs import TokenLogprob
 from onward.serving.jobs import Update, by_token, merged
 
+from support.calls import random_text
 from support.server import Running, serving
 from support.talkers import SHOWN, Reply, chat, respond, script, talker
 
@@ -113,6 +114,32 @@ def test_a_cut_answer_has_its_calls_and_never_their_json(count: int, server: Run
             whole = reply.calls[:-1]
             assert whole == calls[: len(whole)]
         assert replies[0].calls == replies[2].calls
+
+
+STOPS = "Oslo", "ool", "</think>", "\n", "}", "name", "Hm", "w1w"
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_all_replies_to_a_random_request_have_the_same_content(count: int, server: Running) -> None:
+    choose = random.Random(48)
+    for _ in range(count):
+        model = choose.choice([*SHOWN])
+        text = choose.choice([ANSWERS[model][0], ""]) + random_text(choose)
+        options: dict[str, Any] = {
+            "max_tokens": choose.randrange(1, 60),
+            "stop": choose.sample(STOPS, 2),
+            "include_stop_str_in_output": True,
+            "include_reasoning": False,
+            "reasoning_format": "none",
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+        }
+        more = {name: value for name, value in options.items() if choose.random() < 0.25}
+        whole, streamed, response, streamed_response = asked(server, model, text, **more)
+        assert whole.parts == streamed.parts
+        assert response.parts == streamed_response.parts
+        assert response.kinds == streamed_response.kinds
+        assert whole.parts[:3] == response.parts[:3]
 
 
 @pytest.mark.parametrize("model", ANSWERS)
