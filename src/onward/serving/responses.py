@@ -120,7 +120,8 @@ def message_from(item: Mapping[str, Any], number: int) -> dict[str, Any]:
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            text = "".join(part["text"] for part in parts if isinstance(part, Mapping) and "text" in part)
+            texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+            text = parts if isinstance(parts, str) else "".join(text for text in texts if isinstance(text, str))
             return {"role": "assistant", "content": "", "reasoning_content": text}
         case kind:
             place = f"input[{number}]"
