@@ -91,6 +91,14 @@ def test_settings_change_what_follows(folder: Path, monkeypatch, capsys) -> None
     assert set(second) <= set("abc")
 
 
+def test_an_answer_may_have_no_tokens(folder: Path, monkeypatch, capsys) -> None:
+    lines = "one\n/set max-new-tokens 5\ntwo\n/set max-new-tokens 0\nthree"
+    rows = said(lines, folder, "--max-new-tokens", "0", "--seed", "5", monkeypatch=monkeypatch, capsys=capsys)
+    first, second, third = rows.split("\n")[:-1]
+    assert (first, third) == ("", "")
+    assert second
+
+
 def test_help_names_every_command(folder: Path, monkeypatch, capsys) -> None:
     out = said("/help\n", folder, monkeypatch=monkeypatch, capsys=capsys)
     assert all(word in out for word in ("/reset", "/undo", "/set", "/help", "/exit", "Ctrl-C", "Ctrl-D"))
@@ -102,6 +110,7 @@ BAD = {
     "/set temprature 1": "did you mean temperature?",
     "/set processors x": "processors is not a setting",
     "/set n 2\nhello": "n is not a setting",
+    "/set adapter none": "adapter is not a setting",
     "/set regex (\nhello": "unclosed group",
     "/rest": "did you mean /reset?",
     "/undo all": "did you mean /undo?",

@@ -54,6 +54,14 @@ def test_models_are_listed_only_with_a_key(name: str, server: Running) -> None:
     assert "secret" not in reply.text
 
 
+def test_answers_without_tokens_are_never_too_long(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.serving.service.TOKENS", 4)
+    reply = post(server, prompt=["The", "A"], max_tokens=0, echo=True)
+    assert [choice["text"] for choice in reply.json()["choices"]] == ["The", "A"]
+    refused = post(server, prompt=["The", "A"], max_tokens=3)
+    assert (refused.status_code, "3, so that 2 answers" in refused.text) == (400, True)
+
+
 def test_health_needs_no_key(server: Running) -> None:
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import onward
+from onward import Tokenizer
 from onward.serving.calls.forms import BLOCKS, FORMS, call_form_of, reasoning_form_of
+from onward.serving.calls.markers import MARKERS, Markers
 from onward.serving.calls.splitter import Splitter
 from onward.serving.server_options import ReasoningParser, ToolParser
 
-from support.calls import CONTROL, PLAIN, encoded, forms_for, read, written
+from support.calls import CONTROL, PLAIN, encoded, forms_for, random_text, read, written
 
 PARAMETERS = {
     "properties": {
@@ -126,7 +131,8 @@ NONE = {  # texts that are not calls
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', '<tool_call>{"name": "wea'),
     "mistral": ('[TOOL_CALLS] [{"name": "x"}]', "[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS] weather"),
     "json": ('{"name": "x", "arguments": {}}', '{"name": 3}', "[", '{"name": "weather", "arguments": 3}'),
-    "qwen3_coder": ("<tool_call>\n<function=x>\n</function>\n</tool_call>", "<tool_call> <func"),
+    "qwen3_coder": ("<tool_call>\n<function=x>\n</function>\n</tool_call>", "<tool_call> <func",
+        "<function=weather><parameter=ci"),
 }  # fmt: skip
 
 
@@ -203,6 +209,9 @@ CUT: dict[str, tuple[str, str, list[tuple[str, str]]]] = {  # format, text of an
     "in a bare list": ("json", f'[{CALL}, {{"na', ONE),
     "in a name": ("mistral", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]ti", ONE),
     "in arguments": ("hermes", f"<tool_call>{CALL[:-4]}", [("call", "weather"), ("arguments", '{"city": "Osl')]),
+    "before arguments": ("mistral_args", f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}[TOOL_CALLS]time[ARGS]", ONE),
+    "after a tag": ("qwen3_coder", f"{TAGS}<tool_call><function=time>\n", ONE),
+    "in a parameter's tag": ("qwen3_coder", f"{TAGS}<function=time><parameter=ci", ONE),
     "in a header": ("harmony", "<|channel|>commentary to=functions.wea", []),
     "in tags": ("qwen3_coder", f"<tool_call>\n{TAGS[:-25]}", [("call", "weather"), ("arguments", '{"city": "Oslo')]),
     "between tags": (
@@ -280,6 +289,15 @@ def test_forms_are_those_of_the_chat_template() -> None:
     assert {*BLOCKS, "auto", "none", "harmony"} == {*get_args(ReasoningParser)}
 
 
+def test_markers_stay_where_they_are_in_a_text_of_byte_tokens(shared: Path) -> None:
+    inner = onward.load(shared / "stories260K").text().inner
+    inner.add_special_tokens([*MARKERS])
+    markers, generator = Markers(Tokenizer(inner)), random.Random(46)
+    for _ in range(200):
+        text = "".join(generator.choices(["😀", "日本", "é", "so", *MARKERS], k=6))
+        assert markers.marked(encoded(text, markers)).replace(" ", "") == written(text, markers)
+
+
 def random_value(random: random.Random, depth: int = 0) -> Any:
     texts = [
         "",
@@ -350,3 +368,22 @@ def test_random_calls_are_read_and_no_cut_changes_them(form: str, count: int) ->
                 pieces = pieces_of(part, [generator.randrange(len(part) + 1) for _ in range(4)])
                 assert read(forms, pieces, cut) == read(forms, [part], cut), part
             assert not any(kind == "content" and "{" in text for kind, text in read(forms, [answer[:limit]], cut=True))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [100, pytest.param(5000, marks=pytest.mark.long)])
+def test_no_cut_changes_what_is_read_from_any_text_and_no_word_is_lost(form: str, count: int) -> None:
+    choose = random.Random(47)
+    for _ in range(count):
+        markers, cut = choose.choice([PLAIN, CONTROL]), choose.random() < 0.3
+        reasoning = "harmony" if form == "harmony" else choose.choice(["none", "think", "mistral"])
+        forms = forms_for(TOOLS, form, reasoning, markers, opened=choose.random() < 0.2)
+        text = random_text(choose)
+        answer = written(text, markers)
+        events = read(forms, [answer], cut)
+        assert read(forms, [*answer], cut) == events, text
+        assert read(forms, pieces_of(answer, choose.choices(range(len(answer)), k=3)), cut) == events, text
+        joined = "".join(piece for _, piece in events)
+        for word in re.findall(r"w\d+w", text):
+            least = int(not cut and form != "harmony")  # headers of harmony are not returned
+            assert least <= joined.count(word) <= 1, text

@@ -267,3 +267,15 @@ def test_successive_items_of_the_assistant_are_one_message() -> None:
         "assistant",
         "tool",
     ] * 2
+
+
+def test_reasoning_is_given_in_parts_or_as_text() -> None:
+    parts = [{"text": "H"}, {"text": None}, {}, {"text": "m"}]
+    for given in (
+        {"content": "Hm"},
+        {"content": parts},
+        {"summary": parts},
+        {"summary": [*parts, 5, {"text": 5}, {"type": "other"}]},
+    ):
+        body = ResponsesRequest.model_validate({"input": [{"type": "reasoning", **given}]})
+        assert messages_of(body) == [{"role": "assistant", "content": "", "reasoning_content": "Hm"}]

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from onward.generation.logprobs import TokenLogprob
+from onward.serving.jobs import Update, by_token, merged
+
+from support.calls import random_text
 from support.server import Running, serving
 from support.talkers import SHOWN, Reply, chat, respond, script, talker
 
@@ -112,6 +116,32 @@ def test_a_cut_answer_has_its_calls_and_never_their_json(count: int, server: Run
         assert replies[0].calls == replies[2].calls
 
 
+STOPS = "Oslo", "ool", "</think>", "\n", "}", "name", "Hm", "w1w"
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_all_replies_to_a_random_request_have_the_same_content(count: int, server: Running) -> None:
+    choose = random.Random(48)
+    for _ in range(count):
+        model = choose.choice([*SHOWN])
+        text = choose.choice([ANSWERS[model][0], ""]) + random_text(choose)
+        options: dict[str, Any] = {
+            "max_tokens": choose.randrange(1, 60),
+            "stop": choose.sample(STOPS, 2),
+            "include_stop_str_in_output": True,
+            "include_reasoning": False,
+            "reasoning_format": "none",
+            "parallel_tool_calls": False,
+            "tool_choice": "none",
+        }
+        more = {name: value for name, value in options.items() if choose.random() < 0.25}
+        whole, streamed, response, streamed_response = asked(server, model, text, **more)
+        assert whole.parts == streamed.parts
+        assert response.parts == streamed_response.parts
+        assert response.kinds == streamed_response.kinds
+        assert whole.parts[:3] == response.parts[:3]
+
+
 @pytest.mark.parametrize("model", ANSWERS)
 def test_one_call_is_read_if_the_request_takes_one(model: str, server: Running) -> None:
     for reply in asked(server, model, ANSWERS[model][0], parallel_tool_calls=False):
@@ -143,12 +173,23 @@ def test_items_of_a_response_are_in_the_order_of_the_answer(server: Running) -> 
     assert whole.kinds == ["reasoning completed", "message completed", "function_call incomplete"]
 
 
-def test_logprobs_of_a_response_are_those_of_its_message(server: Running) -> None:
-    body = {"model": "hermes-think", "input": ASK, "include": ["message.output_text.logprobs"]}
-    body |= script(server, "hermes-think", "<think>Hm</think>Hi")
+@pytest.mark.parametrize("content", ["Hi", "<b>Hi", "<tool_call>Hi"])
+def test_logprobs_of_a_response_are_those_of_its_message(content: str, server: Running) -> None:
+    body = {"model": "hermes-think", "input": ASK, "tools": FLAT, "include": ["message.output_text.logprobs"]}
+    body |= script(server, "hermes-think", f"<think>Hm</think>{content}")
     reply = server.post("/v1/responses", **body).json()
-    (message,) = [item for item in reply["output"] if item["type"] == "message"]
-    assert "".join(one["token"] for one in message["content"][0]["logprobs"]) == "Hi"
+    (message,) = [item["content"][0] for item in reply["output"] if item["type"] == "message"]
+    tokens = "".join(one["token"] for one in message["logprobs"])
+    assert tokens.removeprefix("<tool_call>") == message["text"].removeprefix("<tool_call>")
+
+
+def test_an_update_of_several_tokens_is_one_update_per_token() -> None:
+    logprobs = [TokenLogprob(token, -1.0, []) for token in (5, 6, 7)]
+    for count, reason in (0, "stop"), (1, ""), (3, "length"):
+        update = Update(0, "abc", [5, 6, 7][:count], logprobs[:count], reason)
+        parts = by_token(update)
+        assert [len(part.tokens) for part in parts] == [min(count, 1)] * max(count, 1)
+        assert merged(parts) == update
 
 
 def test_the_command_names_the_forms(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,6 +15,21 @@ from onward.serving.calls.splitter import Splitter, joined
 from onward.serving.tools import Tools
 
 ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS))
+
+
+FRAGMENTS = (  # of answers, of calls that are written wrongly, and of values that look like calls
+    *(*MARKERS, "<function=weather>", "<function=", "</function>", "<parameter=city>", "<parameter=", "</parameter>"),
+    *("{", "}", "[", "]", ",", ";", '"', "\\", ":", '"name"', " ", "\n", "\n\n", "Hm", "ü 😀", "final", "analysis"),
+    *("weather", "assistant", "to=functions.x", "commentary to=functions.weather ", '{"name": "weather"}'),
+    *('{"name": "x", "arguments": {}}', '{"name": "time", "arguments": null}', '{"name": "ti", "args": [1]}'),
+    *('{"name": "time", "arguments": "{}"}', '{"name": "weather", "parameters": {"city": "O\\u00e9 }\\""}}'),
+)
+
+
+def random_text(choose: random.Random) -> str:
+    """Fragments of answers in any order, among them words such as w3w, each of which occurs once."""
+    count = choose.randrange(1, 14)
+    return "".join(f"w{n}w" if choose.random() < 0.2 else choose.choice(FRAGMENTS) for n in range(count))
 
 
 def tokenizer_of(spec: str, texts: Sequence[str] = (), controls: Sequence[str] = ()) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,10 @@ SHOWN = {  # text by which each format is recognized in a chat template
     "open-think": "<tool_call></tool_call>",
     "mistral-think": "[TOOL_CALLS][THINK]",
 }
+ORDER = re.compile(  # of the events of an item in a stream of /v1/responses
+    r"output_item\.added ((function_call_arguments)(\.delta \2)*\.done"
+    r"|content_part\.added (output_text|reasoning_text)(\.delta \4)*\.done content_part\.done) output_item\.done"
+)
 BEGINS = {"open-think": "<think>\n", "harmony": "<|start|>assistant"}  # beginning of an answer, written by the template
 
 
@@ -123,14 +128,20 @@ def respond(running: Running, stream: bool, **body: Any) -> Reply:
         assert response.status_code == 200, response.text
         return of_response(response.json())
     texts: dict[tuple[str, str], str] = {}
+    kinds: dict[str, list[str]] = {}  # of the events of each item
     for number, one in enumerate(events(running, "/v1/responses", body)):
         assert one["sequence_number"] == number
+        if item := one.get("item_id") or one.get("item", {}).get("id"):
+            assert item not in [*kinds][:-1]  # the items follow one another
+            kinds.setdefault(item, []).append(one["type"].removeprefix("response."))
         if one["type"].endswith(".delta"):
             key = one["item_id"], one["type"].split(".")[1]
             texts[key] = texts.get(key, "") + one["delta"]
     reply = of_response(one["response"])
     output = one["response"]["output"]
     given = {item["id"]: item["content"][0]["text"] if "content" in item else item["arguments"] for item in output}
+    assert all(ORDER.fullmatch(" ".join(names)) for names in kinds.values())
+    assert [item["id"] for item in output] == [*kinds]
     assert {item: text for (item, _), text in texts.items()} == {item: text for item, text in given.items() if text}
     return reply
 

@@ -45,6 +45,15 @@ def merged(updates: Sequence[Update]) -> Update:
     )
 
 
+def by_token(update: Update) -> list[Update]:
+    """An update with log-probabilities as one update per token, of which the first has all the text."""
+    pairs = zip(update.tokens, update.logprobs)
+    parts = [replace(update, text="", tokens=[token], logprobs=[one], finish_reason="") for token, one in pairs]
+    if len(parts) < 2:
+        return [update]
+    return [replace(parts[0], text=update.text), *parts[1:-1], replace(parts[-1], finish_reason=update.finish_reason)]
+
+
 class Job:
     """The answers to one request of a client: the engine's thread makes updates, the event loop receives them.
     `answers` maps the engine's requests to answers that grow from them; `context`, such as one that edits the model, is

@@ -16,7 +16,7 @@ from onward.serving.chat import ChatFields, begin, message_of, schema_of
 from onward.serving.completions import MOST_LOGPROBS
 from onward.serving.errors import ApiError
 from onward.serving.items import OutputItems
-from onward.serving.jobs import Job, Update
+from onward.serving.jobs import Job, Update, by_token
 from onward.serving.models import Served
 from onward.serving.request_objects import InputItem, Reasoning, TextField
 from onward.serving.service import service_of
@@ -120,7 +120,8 @@ def message_from(item: Mapping[str, Any], number: int) -> dict[str, Any]:
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
         case "reasoning":
             parts = item.get("content") or item.get("summary") or []
-            text = "".join(part["text"] for part in parts if isinstance(part, Mapping) and "text" in part)
+            texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+            text = parts if isinstance(parts, str) else "".join(text for text in texts if isinstance(text, str))
             return {"role": "assistant", "content": "", "reasoning_content": text}
         case kind:
             place = f"input[{number}]"
@@ -181,15 +182,14 @@ class ResponseReply(Streamed):
 
     def changes(self, update: Update) -> Iterator[tuple[str, dict[str, Any]]]:
         """Add an update to the output; yield events (type, fields)."""
-        logprobs = []
-        if (top := self.body.num_logprobs) is not None:
-            logprobs = of_chat(self.served.lm.text(), update.logprobs, top)["content"]
-        self.output.logprobs += logprobs
-        for piece in self.splitter.push(update):
-            if piece.kind != "reasoning" or self.body.include_reasoning is not False:
-                yield from self.output.add(piece)
-        if self.splitter.kind not in (None, "content"):  # these tokens belong to no message
-            self.output.logprobs.clear()
+        for part in [update] if self.body.num_logprobs is None else by_token(update):
+            if (top := self.body.num_logprobs) is not None:
+                self.output.logprobs += of_chat(self.served.lm.text(), part.logprobs, top)["content"]
+            for piece in self.splitter.push(part):
+                if piece.kind != "reasoning" or self.body.include_reasoning is not False:
+                    yield from self.output.add(piece)
+            if self.splitter.apart:  # these tokens belong to no message
+                self.output.logprobs.clear()
         if update.finish_reason:
             yield from self.output.finish("incomplete" if update.finish_reason == "length" else "completed")
 

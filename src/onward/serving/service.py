@@ -148,9 +148,10 @@ class Service:
             many = f"prompt has {len(prompts)} texts: give at most {PROMPTS:,}"
             raise UserError(many if len(prompts) > PROMPTS else f"n is {options.n}: give at most {ANSWERS}")
         count, most = len(prompts) * options.n, engine.scheduler.rows + self.limits.max_queue
-        if count * (options.max_new_tokens or engine.length) * (1 + (options.logprobs or 0) // 4) > TOKENS:
+        longest = engine.length if options.max_new_tokens is None else options.max_new_tokens
+        if count * longest * (1 + (options.logprobs or 0) // 4) > TOKENS:
             raise UserError(
-                f"max_new_tokens is {options.max_new_tokens or engine.length}, so that {count} answers would have more "
+                f"max_new_tokens is {longest}, so that {count} answers would have more "
                 f"than {TOKENS:,} tokens: ask for fewer answers, or shorter ones"
             )
         if count > most:

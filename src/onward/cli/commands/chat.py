@@ -142,7 +142,7 @@ class TerminalChat:
         self.cache = self.cache or self.empty_cache()
         try:
             room = self.room()
-            new = min(self.settings.max_new_tokens or room, room)
+            new = min(self.limit(room), room)
             messages = [*self.system, *self.turns]
             for piece in self.pieces(messages, new):
                 printed.append(piece)
@@ -174,7 +174,7 @@ class TerminalChat:
             return self.length - len(chat.encode([*self.system, *self.turns[dropped:]]))
 
         chat, half, dropped = chat_of(self.lm.text()), self.length // 2, 0
-        if left(0) < min(self.settings.max_new_tokens or half, half):
+        if left(0) < min(self.limit(half), half):
             while left(dropped) < half and dropped + 1 < len(self.turns):
                 dropped += 2
         if left(dropped) < 1:
@@ -186,10 +186,13 @@ class TerminalChat:
             console.print(f"the context is full, so the oldest turns are dropped: {dropped // 2}")
         return left(0)
 
+    def limit(self, default: int) -> int:
+        return default if self.settings.max_new_tokens is None else self.settings.max_new_tokens
+
     def command(self, line: str) -> None:
         """Execute a line that begins with a slash; see HELP."""
         kinds = field_types(Settings)
-        names = [name for name, kind in kinds.items() if not kind.only_in_python and name not in OF_TEXTS]
+        names = [name for name, kind in kinds.items() if not kind.only_in_python and name not in Options.fixed]
         match line.split(maxsplit=2):
             case ["/reset"]:
                 self.turns.clear()

@@ -206,6 +206,8 @@ def read_mistral(source: Source, functions: Sequence[Function], markers: Markers
             space = yield from source.spaces()
         if name in names and (yield from source.peek()) == "{":
             yield from arguments_of(source, name)
+        elif name in names and marker == middle and source.cut and not source.text:
+            return  # the arguments have not arrived
         elif name in names and marker:  # no arguments
             yield from (Event("call", name), Event("arguments", "{}"), Event("end"))
         elif marker or not any(other.startswith(name) for other in names):

@@ -58,7 +58,10 @@ class MarkedStream(TextStream):
         self.marks = markers.marks
 
     def push(self, token: int) -> str:
-        return self.marks.get(token) or super().push(token)
+        if not (mark := self.marks.get(token)):
+            return super().push(token)
+        text = self.text()  # of bytes, which belongs before the mark
+        return ("" if text.endswith("\ufffd") else self.release(text)) + mark
 
 
 def unmarked(text: str) -> str:

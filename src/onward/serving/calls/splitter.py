@@ -23,14 +23,15 @@ class Splitter:
         self.kind: Kind | None = None  # kind of the last event
         self.held, self.begun = "", False  # white space held until text follows; whether reasoning was passed on
         self.num_calls, self.reasons = 0, False  # `reasons`: whether the text is inside reasoning
+        self.holds = False  # whether the last piece of text was held back, since it may begin a call
 
     def push(self, text: str) -> list[Event]:
         self.source.text += text
-        result = list[Event]()
+        self.holds, result = True, list[Event]()
         for event in self.parser:
             if event is None:
                 break
-            self.reasons = event.kind == "reasoning"
+            self.holds, self.reasons = False, event.kind == "reasoning"
             as_written = event.kind == "reasoning" and self.forms.reasoning == "none"
             text = self.forms.markers.spelled(event.text) if event.kind == "arguments" else unmarked(event.text)
             result += self.trimmed("content" if as_written else event.kind, text)
@@ -75,8 +76,10 @@ class AnswerSplitter:
         self.num_reasoning = 0
 
     @property
-    def kind(self) -> Kind | None:
-        return self.splitter.kind
+    def apart(self) -> bool:
+        """Whether the last token is part of reasoning or of a call, and not of text that is held back."""
+        held = self.splitter.holds and not self.splitter.reasons and self.splitter.kind == "reasoning"
+        return self.splitter.kind not in (None, "content") and not held
 
     def push(self, update: Update) -> list[Event]:
         """The new events, joined so that neighbors differ in kind."""

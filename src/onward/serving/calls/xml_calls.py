@@ -42,22 +42,26 @@ def read_xml(source: Source, functions: Sequence[Function], markers: Markers) ->
         elif name not in by_name:
             yield Event("content", marker + name + closed)
         else:
-            yield Event("call", name)
-            if (yield from read_arguments(source, by_name[name].parameters)):
+            if (yield from read_arguments(source, by_name[name], marker + name + closed)):
                 yield Event("end")
             yield from source.skip(CALL_END)
             yield from source.skip(end)
 
 
-def read_arguments(source: Source, schema: Mapping[str, Any]) -> Parser[bool]:
-    """Read arguments, and pass them on as a JSON object with the schema's types; return whether they are complete."""
+def read_arguments(source: Source, function: Function, lead: str) -> Parser[bool]:
+    """Read the arguments of a call after its beginning `lead`, and pass on the call, with the arguments as a JSON
+    object with the schema's types; return whether they are complete."""
+    schema, before = function.parameters, ""
     properties = resolved(schema, schema).get("properties") or {}
-    before = "{"
     while (yield from source.skip(PARAMETER)):
         name, closed = yield from source.before([">"])
         if not closed:
+            if not before:
+                yield from incomplete(source, f"{lead}{PARAMETER}{name}")
             return False
-        yield Event("arguments", f"{before}{quoted(name)}: ")
+        if not before:
+            yield Event("call", function.name)
+        yield Event("arguments", f"{before or '{'}{quoted(name)}: ")
         before = ", "
         types = types_of(properties.get(name), schema)
         if not (yield from read_value(source, types)):
@@ -66,7 +70,9 @@ def read_arguments(source: Source, schema: Mapping[str, Any]) -> Parser[bool]:
     if source.cut and not rest.startswith(CALL_END) and any(tag.startswith(rest) for tag in (CALL_END, PARAMETER)):
         source.text = ""
         return False
-    yield Event("arguments", "{}" if before == "{" else "}")
+    if not before:
+        yield Event("call", function.name)
+    yield Event("arguments", "}" if before else "{}")
     return True
 
 
