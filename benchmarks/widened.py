@@ -55,7 +55,7 @@ def widened(lm: onward.LanguageModel, factor: int) -> onward.LanguageModel:
             from_heads = len(columns) // c.d_head if kind == "out" else 1
             filled(new, old[name], places(len(rows), heads, factor), places(len(columns), from_heads, factor))
     head = None
-    if lm.draft_head:
+    if isinstance(lm.draft_head, DraftHead):
         head = DraftHead(model.config.d_model, max(model.config.d_model, lm.draft_head.d_ff))
         small = dict(lm.draft_head.named_parameters())
         for name, new in head.named_parameters():

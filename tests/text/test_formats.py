@@ -225,7 +225,11 @@ BAD = {
     ),
     "nothing": ("tokenizer.model", b"", "it has no pieces"),
     "ranks cut off": ("x.tiktoken", b"YQ== 0\nYg==", "not a tiktoken file of ranks"),
-    "ranks of no known vocabulary": ("x.tiktoken", b"YQ== 0\nYg== 1\n", "because its 2 ranks match no vocabulary"),
+    "ranks of no known vocabulary": (
+        "x.tiktoken",
+        b"YQ== 0\nYg== 1\n",
+        "because Onward knows no vocabulary of 2 ranks",
+    ),
     "no base64": ("x.tiktoken", b"a!! 0\n", "not a tiktoken file of ranks"),
     "tekken without a vocabulary": ("tekken.json", b'{"config": {}}', "is not a tekken.json (KeyError"),
     "tekken cut off": ("tekken.json", b'{"config": {', "is not a tekken.json"),

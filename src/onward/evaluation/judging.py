@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible address that grades or compares texts. Does not import torch.
+"""A model on an OpenAI-compatible server that grades or compares texts. Does not import torch.
 
 The request is POST URL/chat/completions, which OpenAI's servers and most others support, with temperature 0. The
 request is repeated if the server is busy, fails, or replies without a verdict.
@@ -31,7 +31,7 @@ ATTEMPTS, WAIT = 5, 1.0
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """A model behind an OpenAI-compatible address that judges texts."""
+    """A model on an OpenAI-compatible server that judges texts."""
 
     url: str  # address of the judge up to /v1
     model: str  # name of the judge's model on the server

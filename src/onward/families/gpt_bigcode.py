@@ -1,4 +1,4 @@
-"""SantaCoder and StarCoder: GPT-2 with one head of keys and values, for code (Allal et al. 2023; Li et al. 2023)."""
+"""SantaCoder and StarCoder, models of code: GPT-2 with multi-query attention (Allal et al. 2023; Li et al. 2023)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -62,8 +62,8 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """Mean weight (H,) on the token `offset` before the query, over texts and queries from `first` on; weights are (B,
-    H, T, T)."""
+    """Mean attention weight (H,) on the token `offset` positions before the query, over texts and queries from index
+    `first` on; `weights` are (B, H, T, T)."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i belongs to query i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 

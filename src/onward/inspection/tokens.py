@@ -155,8 +155,8 @@ def score_alternatives(
     examples: Sequence[tuple[str, str]] = (),
     separator: str = "\n\n",
 ) -> Alternatives:
-    """Compute the log-probability of each alternative as the text after a question. Raises a UserError without
-    alternatives, if one adds no token to the question, or if question and answer exceed the context.
+    """Compute the log-probability of each alternative as the text after a question. Raises a UserError if there
+    are no alternatives, if one adds no token to the question, or if question and answer exceed the context.
 
     `examples` are pairs (question, answer) that precede the question, each followed by `separator`: none for zero-shot
     scoring, one for one-shot. Each answer follows its question directly, so a space between them must be part of one of

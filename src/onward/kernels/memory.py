@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # the dtypes that kernels support
 MIN_PARALLEL = 1 << 16  # elements of a weight or an activation from which several threads are faster than one
-allocate = torch.empty  # tests replace it by memory between guard pages
+allocate = torch.empty  # tests replace it with a function that allocates between guard pages
 
 
 class Unreadable(Exception):

@@ -1,4 +1,4 @@
-"""Whether the operations of a decoding step are being recorded, for a compiled step that repeats them by kernels."""
+"""Whether the operations of a decoding step are being recorded, to compile a step that runs kernels in their place."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[
 
 
 def examine(exercise: Exercise, function: Any, file: str) -> Verdict:
-    """Compare a reader's function, which `file` defines, with the answer in random cases."""
+    """Compare a reader's function, defined in `file`, with the exercise's answer on random inputs."""
     cases = exercise.cases()
     got = [outcome(function, case) for case in cases] if callable(function) else [NotImplementedError()]
     if isinstance(got[0], NotImplementedError) and not got[0].args:  # torch's own, for some dtypes, has arguments

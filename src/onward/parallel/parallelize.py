@@ -34,8 +34,8 @@ REPLICAS = WeakSet[DistributedDataParallel]()
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """Return torch's DeviceMesh of all processes, with the axes pipeline, replicate, shard and tensor, over which
-    weights are divided or replicated: processes of a context axis are shards. The processes must have joined their
-    group."""
+    weights are divided or replicated; they are also sharded over the processes of a context axis. The processes must
+    have joined their group."""
     axes = {"pipeline": mesh.pipeline, "replicate": mesh.replicate, "shard": mesh.shards, "tensor": mesh.tensor}
     return init_device_mesh(device.type, tuple(axes.values()), mesh_dim_names=tuple(axes))
 

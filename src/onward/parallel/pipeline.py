@@ -29,8 +29,8 @@ from onward.model.attachments import attach
 from onward.model.decoder import Decoder, check, check_tokens
 from onward.parallel.parts import local
 
-FIRST = "embed_in", "embed_scale", "embed_norm", "dropout"  # modules of the first stage, with embedding and position
-LAST = "norm", "embed_out", "logit_scale", "logit_softcap"  # modules of the last stage, with the head
+FIRST = "embed_in", "embed_scale", "embed_norm", "dropout"  # modules of the first stage besides embedding and position
+LAST = "norm", "embed_out", "logit_scale", "logit_softcap"  # modules of the last stage besides the head
 
 
 def holds(name: str, config: DecoderConfig, stage: int, stages: int) -> bool:

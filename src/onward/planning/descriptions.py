@@ -108,7 +108,7 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
         if field.name == "n_kv_heads":
             yield Fact("grouping", grouping(config), "how heads share keys and values")
     has = biases(config)
-    yield Fact("biases", has, "layers with a learned vector that is added", silent=has == "none")
+    yield Fact("biases", has, "layers that add a learned bias vector to their output", silent=has == "none")
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Any], silent: bool = False) -> Iterator[Fact]:

@@ -63,8 +63,8 @@ class LossFit:
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """Predict the loss of a new run. Its 95 % interval comes from the laws of resampled runs, each plus the
-        residual of a random run, since a new run also deviates from its law."""
+        """Predict the loss of a new run. Its 95 % interval comes from the laws fitted to resampled runs (a bootstrap).
+        Each prediction has the residual of a random run added to its logarithm, since a new run also deviates."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore", invalid="ignore"):  # some resampled runs do not determine a law
@@ -172,8 +172,8 @@ def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array
 
 
 def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> LossFit:
-    """Fit L(N, D) to runs, by minimizing from each starting point of the grid in Chinchilla's appendix. The sum of the
-    Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
+    """Fit L(N, D) to runs by minimizing the sum of Huber losses from each starting point of the grid in Chinchilla's
+    appendix; with their mean the search would stop too early (arXiv:2404.10102).
 
     The intervals come from `resamples` random resamplings of the runs (drawn with `seed`); each of these fits starts
     from the best law. Raises a UserError for fewer than four runs, for numbers that are not positive and finite, and if

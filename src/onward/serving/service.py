@@ -137,8 +137,8 @@ class Service:
         edits: Edits | None = None,
         claims: Callable[[Sequence[int]], list[Claim]] | None = None,
     ) -> Job:
-        """Start the answers of an `account`; `edits` switches off parts of the model for these prompts alone, and
-        `claims` returns the claims to check for the tokens of a complete answer, by default those of its constraint.
+        """Start to generate answers for `account`; `edits` switches off parts of the model for these prompts alone,
+        and `claims` returns the claims to check, given the tokens of a complete answer (default: of its constraint).
         Raises a UserError for requests that can never be answered, and an ApiError with status 429 if too many answers
         wait already."""
         engine = served.engine

@@ -86,8 +86,8 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
         raise UserError(
-            f"Cannot read {path}, because its {len(ranks):,} ranks match no vocabulary whose pattern Onward knows: "
-            "take a tokenizer.json of this model"
+            f"Cannot read {path}, because Onward knows no vocabulary of {len(ranks):,} ranks, nor its pattern: "
+            "use the model's tokenizer.json instead"
         )
     inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]
     if known is None:
@@ -134,11 +134,10 @@ def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | Non
         what = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} is not a tekken.json ({what}): copy or download it again") from None
     listed = listed or dict(enumerate(TEKKEN_SPECIALS))
-    if not 0 <= count <= size or not all(isinstance(name, str) for name in listed.values()):
-        raise UserError(
-            f"{path} has {count} control tokens in a vocabulary of {size}, or a control token that is not text: copy "
-            "or download it again"
-        )
+    if not 0 <= count <= size:
+        raise UserError(f"{path} has {count} control tokens in a vocabulary of {size}: copy or download it again")
+    if not all(isinstance(name, str) for name in listed.values()):
+        raise UserError(f"{path} has a control token that is not a text: copy or download it again")
     inner = ranked_bpe(ranks, pattern, path, count)
     specials = [listed.get(i, f"<SPECIAL_{i}>") for i in range(count)]
     state = json.loads(inner.to_str())  # the library gives new tokens ids after all others

@@ -134,7 +134,7 @@ def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, st
         texts = [tuple(last(one, name, b"").decode() for name in ("input", "expected")) for one in samples]
     except UnknownField as error:
         raise UserError(
-            f"{path} has {error}, which Onward does not know: take a tokenizer.json of this model"
+            f"{path} has {error}, which Onward does not know: use the model's tokenizer.json instead"
         ) from None
     except ValueError as error:
         raise UserError(f"{path} is not a SentencePiece file ({error}): copy or download it again") from None
@@ -145,13 +145,13 @@ def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, st
     squeeze = bool(last(normalizer, "remove_extra_whitespaces", 1))
     fallback = bool(last(trainer, "byte_fallback", 0))
     if why := of_specs(trainer, normalizer, denormalizer) or of_pieces(pieces, fallback, squeeze):
-        raise UserError(f"{path} {why}: take a tokenizer.json of this model")
+        raise UserError(f"{path} {why}: use the model's tokenizer.json instead")
     symbols = [piece.text for piece in pieces if piece.type == USER_DEFINED]
     if split := bool(symbols) and (around or squeeze):
         pieces = [replace(piece, type=UNUSED) if piece.type == USER_DEFINED else piece for piece in pieces]
     inner = bpe_of_pieces(pieces, prefix=around, suffix=suffix, squeeze=squeeze, normalized=True)
     if split and not split_at(inner, symbols):
-        raise UserError(f"{path} has symbols that Onward would not find in all texts: take a tokenizer.json")
+        raise UserError(f"{path} has symbols that Onward would not find in all texts: use a tokenizer.json instead")
     check_samples(path, inner, texts)
     control = {piece.text for piece in pieces if piece.type == CONTROL}
     first, end, pad = (text if text in control else None for text in named)
@@ -229,7 +229,7 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
     for text, expected in samples:
         pieces = inner.encode(text, add_special_tokens=False).tokens
         if unknown not in pieces and pieces != expected.split(" "):
-            raise UserError(f"{path} has other pieces for {text!r:.60} in its self_test_data: take a tokenizer.json")
+            raise UserError(f"{path} has other pieces for {text!r:.60} in self_test_data: use a tokenizer.json instead")
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ PROMPT = (
 
 @dataclass(frozen=True)
 class Judged(Task, kind="judged"):
-    """Rows with a question and, optionally, a reference answer. A judge, a model behind an OpenAI-compatible address,
+    """Rows with a question and, optionally, a reference answer. A judge, a model on an OpenAI-compatible server,
     grades the answers that the evaluated model writes, from 0 to 10; the score is the mean grade divided by 10."""
 
     file: str  # .jsonl, .json or .csv with question and, optionally, answer

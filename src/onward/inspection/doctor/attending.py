@@ -114,8 +114,8 @@ def shifted(s: Subject) -> str:
 
 
 def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
-    """The mistake in how an attention uses positions ("": none), and whether positions change a score. On texts that
-    each repeat one token, only positions can make queries or keys differ."""
+    """Return the mistake in how an attention layer uses positions ("": none), and whether positions change a score.
+    On texts that each repeat one token, only positions can make queries or keys differ."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if variation(v, 2) > allowed:

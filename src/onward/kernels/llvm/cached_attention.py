@@ -317,8 +317,8 @@ class HeadGroup:
         totals[0] = code.fadd(totals[0], value)
 
     def write_sums(self, factors: Sequence[Any]) -> None:
-        """Emit code that writes the result y: for each head, the values of the visible positions summed with the
-        softmax weights, times the head's factor."""
+        """Emit code that writes the result y: for each head, the sum of the values of the visible positions,
+        weighted by the unnormalized softmax weights, times the head's factor."""
         for start, width, lanes in pieces(self.form.d_value):
             self.write_sums_of(start, width, lanes, factors)
 

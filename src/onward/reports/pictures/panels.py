@@ -41,9 +41,9 @@ def cells(
     """Return a panel that draws a matrix (R, C) as cells shaded by value; NaN stays blank.
 
     `rows` and `columns` are labels; as many are drawn as are legible. `scale` maps values to shades, by default up to
-    the largest absolute value. `room` limits the width of all cells in pixels, unless `texts` need more. `texts` (R, C)
-    are printed in the cells, at most `longest` characters each. `reading` is the sentence shown for the cell under the
-    pointer, such as "{row} attends to {column}: {value}".
+    the largest absolute value. `room` limits the total width of the cells, in pixels, unless `texts` need more. `texts`
+    (R, C) are printed in the cells, at most `longest` characters each. `reading` is the sentence shown for the cell
+    under the pointer, such as "{row} attends to {column}: {value}".
     """
     values = np.asarray(values, float)
     scale = scale or ColorScale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")

@@ -60,7 +60,7 @@ class RunRecord(Shown):
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """Rows: step, prompt, text and, of completions that were rewarded, the reward and its terms."""
+        """Rows: step, prompt, text and, for completions with a reward, the reward and its terms."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property

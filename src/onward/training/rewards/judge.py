@@ -1,4 +1,4 @@
-"""Rewards from a judge, a model behind an OpenAI-compatible address, that grades single completions or compares
+"""Rewards from a judge, a model on an OpenAI-compatible server, that grades single completions or compares
 pairs."""
 
 from __future__ import annotations
