@@ -156,8 +156,8 @@ def gemma3n(keys: Keys, sizes: Parts) -> Parts:
     last = local[WITH_KEYS - 2 : WITH_KEYS]
     if any(last != [True, False] if one else last[1] for one in local[WITH_KEYS:]):
         raise UserError(
-            f"attention.sliding_window_pattern does not match llama.cpp, in which layers from {WITH_KEYS} on share keys and "
-            f"values with layer {WITH_KEYS - 2} if they have a window, otherwise with layer {WITH_KEYS - 1}"
+            f"attention.sliding_window_pattern does not match llama.cpp, in which layers from {WITH_KEYS} on share "
+            f"keys and values with layer {WITH_KEYS - 2} if they have a window, otherwise with layer {WITH_KEYS - 1}"
         )
     owns = replace(norm, weight=False)
     turned = rotary(keys, sizes)
