@@ -60,7 +60,7 @@ REFUSED = {
     "a character map, no name": (with_fields("normalizer", (2, b"map")), "(precompiled_charsmap, 'its own')"),
     "spaces as they are": (with_fields("normalizer", (5, 0)), "escape_whitespaces is false"),
     "a denormalizer": (with_fields("model", (5, message((2, b"map")))), "denormalizer_spec"),
-    "other samples": (with_fields("model", (4, SAMPLE.replace(b"ab a", b"ab b"))), "in its self_test_data"),
+    "other samples": (with_fields("model", (4, SAMPLE.replace(b"ab a", b"ab b"))), "in self_test_data"),
     "unigrams": (replace(PLAIN, kind=1), "is of kind unigram"),
     "words": (replace(PLAIN, kind=3), "is of kind word"),
     "characters": (replace(PLAIN, kind=4), "is of kind char"),
