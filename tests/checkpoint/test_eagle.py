@@ -20,12 +20,12 @@ from onward.checkpoint.draft_heads import ForeignDraft, is_draft
 from onward.checkpoint.eagle import load_eagle
 from onward.checkpoint.weights import stored_tensors
 from onward.cli import main
-from onward.generation import Proposal
 from onward.generation.drafts.eagle_draft import EagleDraft
 from onward.generation.drafts.estimates import Estimates
 from onward.model.state_embedding import StateEmbedding
 
 from support.parity import publish
+from support.recorded_drafts import Recorded
 
 V, U, D, N = 60, 40, 32, 5  # tokens of the model and of the draft, width, blocks of the model
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5}
@@ -206,20 +206,8 @@ class Formula:
         return tokens[len(context) - first :]
 
 
-class Recorded(EagleDraft):
-    """A draft that records each context with the proposal after it."""
-
-    compile_after: int | None = None
-
-    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        super().start(rows, length, chunk, vocab_size)
-        self.runner.compile_after = self.compile_after
-        self.noted: list[tuple[list[int], list[int]]] = []
-
-    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        found = super().propose(requests, room)
-        self.noted += [(r.context, proposal.tokens) for r, proposal in zip(requests, found)]
-        return found
+class RecordedEagle(Recorded, EagleDraft):
+    """An EAGLE-3 draft that records its proposals."""
 
 
 def run(lm: onward.LanguageModel, draft: EagleDraft | None, compile_after: int | None) -> list[list[int]]:
@@ -250,7 +238,7 @@ def test_drafts_are_those_of_the_formula_and_change_no_token(
         decoder.embed.note(states)
         torch.testing.assert_close(decoder(tokens[:, 1:]), formula.step(tokens[:, 1:], states)[0], atol=1e-4, rtol=1e-4)
     monkeypatch.setattr(Estimates, "gain", lambda self, requests: (2.0, 0.8))  # drafts save no time in a small model
-    draft = Recorded(lm.model, decoder)
+    draft = RecordedEagle(lm.model, decoder)
     draft.compile_after = compile_after
     assert run(lm, draft, compile_after) == run(lm, None, compile_after)
     assert sum(len(tokens) for _, tokens in draft.noted) > 40
@@ -266,7 +254,7 @@ def test_requests_without_hidden_states_are_drafted_for_later(tmp_path: Path, mo
     hf, layers, lacks = FORMS["the authors'"]
     theirs, stored = model_of(tmp_path, 7), tensors_of(hf, len(layers), lacks)
     lm = onward.load(tmp_path, device="cpu")
-    draft = Recorded(lm.model, load_eagle(write(tmp_path / "draft", hf, stored), lm.model))
+    draft = RecordedEagle(lm.model, load_eagle(write(tmp_path / "draft", hf, stored), lm.model))
     pages = PagedKVCache(lm.model.config, 2, 64, 16, blocks=90, block_size=1)
     engine = onward.Engine(lm.model, cache=BlockManager(pages), draft=draft, compile_after=None)
     first, other = (engine.add(Request([7 + i, 3, 50, 9], Sampling(temperature=0), 20)) for i in range(2))

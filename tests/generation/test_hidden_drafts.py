@@ -1,6 +1,5 @@
 """Drafts that read the model's hidden states change no token, and their draft tokens equal the formula."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from onward import Decoder, Engine, Request
-from onward.generation import Proposal
 from onward.generation.drafts.hidden_draft import HiddenDraft
 from onward.model.state_embedding import StateEmbedding
 
 from support.plain_generation import GREEDY, MODELS, PROMPTS, WARM, plainly
+from support.recorded_drafts import Recorded
 
 
 class Sum(nn.Module):
@@ -57,22 +56,6 @@ def guesses(model: Decoder, draft: Decoder, context: list[int], count: int) -> l
         tokens.append(int(draft.logits(new)[0, -1].argmax()))
         states = torch.cat([states, new[:, -1:]], 1)
     return tokens[len(context) :]
-
-
-class Recorded(HiddenDraft):
-    """A draft that records each context with the proposal after it."""
-
-    compile_after: int | None = None
-
-    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
-        super().start(rows, length, chunk, vocab_size)
-        self.runner.compile_after = self.compile_after
-        self.noted: list[tuple[list[int], list[int]]] = []
-
-    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        found = super().propose(requests, room)
-        self.noted += [(r.context, proposal.tokens) for r, proposal in zip(requests, found)]
-        return found
 
 
 @pytest.mark.parametrize("compile_after", [None, 0], ids=["plain", "compiled"])

@@ -113,16 +113,7 @@ def load(hf: Mapping[str, Any], tensors: Mapping[str, StoredTensor], model: Deco
             f"the draft uses the model's embedding or output layer, but its width is {config.d_model} and theirs "
             f"{model.config.d_embed}: use a draft made for this model"
         )
-    ours, _ = to_ours(
-        Names,
-        config,
-        stored,
-        wanted,
-        dtype=model.dtype,
-        device=model.device,
-        allow_nonfinite=False,
-        precisions={},
-    )
+    ours, _ = to_ours(Names, config, stored, wanted, dtype=model.dtype, device=model.device)
     draft.load_state_dict(ours, strict=False, assign=True)
     draft.head.tokens = ids.to(model.device)
     if tied and not own_head:

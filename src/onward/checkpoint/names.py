@@ -69,8 +69,8 @@ def to_ours(
     *,
     dtype: torch.dtype | None,
     device: torch.device,
-    allow_nonfinite: bool,
-    precisions: Mapping[str, Precision],
+    allow_nonfinite: bool = False,
+    precisions: Mapping[str, Precision] = {},
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
     """Read stored tensors as Decoder's parameters, contiguous as fused optimizers need them; also the integer codes and
     scales of the weights that `precisions` names or that are stored quantized.

@@ -60,16 +60,7 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
     stored = {names(name): tensor for name, tensor in outline.stored.items() if names(name)}
     if not any(name.startswith(OURS["projection"]) for name in stored):
         raise UserError(f"Cannot draft by mtp, because {path} has no layer for multi-token prediction: leave it out")
-    ours, quantized = to_ours(
-        outline.names,
-        config,
-        stored,
-        wanted,
-        dtype=model.dtype,
-        device=model.device,
-        allow_nonfinite=False,
-        precisions={},
-    )
+    ours, quantized = to_ours(outline.names, config, stored, wanted, dtype=model.dtype, device=model.device)
     if quantized:
         raise UserError(
             f"Cannot draft by mtp, because {path} stores its layer for multi-token prediction as integers: leave it out"

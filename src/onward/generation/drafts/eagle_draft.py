@@ -14,7 +14,7 @@ from onward.generation.request import Request
 from onward.model.decoder import Decoder
 from onward.model.eagle import EagleDecoder
 
-OVERHEAD = 6_000_000  # overhead of a draft token, as the bytes of weights that are read in that time
+OVERHEAD = 6_000_000  # overhead of a draft token, as the bytes of weights read in that time; an estimate
 
 
 class EagleDraft(HiddenDraft):
@@ -32,7 +32,8 @@ class EagleDraft(HiddenDraft):
         super().read(request, start, self.features(hidden))
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of at most room[i] tokens for requests[i]; empty proposals if none saves enough time."""
+        """Return a proposal of one of two numbers of tokens, at most room[i], for requests[i]; empty proposals if none
+        fits or saves enough time."""
         gain, rate = self.estimates.gain(requests)
         if not gain:
             for request in requests:  # otherwise their states would accumulate
@@ -40,4 +41,4 @@ class EagleDraft(HiddenDraft):
             return [Proposal() for _ in requests]
         count, time = len(requests), self.estimates.time
         best = max(self.estimates.lengths, key=lambda n: expected_tokens(rate, n) / time(n, count))
-        return super().propose(requests, [min(most, best) for most in room])
+        return super().propose(requests, self.estimates.room([min(most, best) for most in room]))
