@@ -109,7 +109,7 @@ def test_a_function_of_a_request_may_edit_the_model_while_an_engine_finishes(nam
 def test_engine_compares_the_model_with_itself_only_after_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     model, compared, holds = model_of(), list[int](), Snapshot.holds
     monkeypatch.setattr(Snapshot, "holds", lambda self: compared.append(1) or holds(self))
-    for calls_user, compile_after, times in (False, None, 0), (True, None, 0), (False, 0, 0), (True, 0, 10):
+    for calls_user, compile_after, times in (False, None, 0), (True, None, 0), (False, 0, 0), (True, 0, 11):
         engine = Engine(model, compile_after=compile_after)
         engine.add(Request(list(PROMPT), Sampling(temperature=0), 12, calls_user=calls_user))
         compared.clear()

@@ -67,7 +67,8 @@ def check_graphs(name: str, manager: Callable[[DecoderConfig], CacheManager], *,
     for each, row in product(managers, range(2)):
         each.allocate(row, [1] * 600, 600)
     cache, other = (each.cache for each in managers)
-    step = GraphStep(model, (2, 1), fused=fused, capture=captured if device().type == "cuda" else repeated)
+    capture = captured if device().type == "cuda" else repeated
+    step, last = (GraphStep(model, (rows, 1), fused=fused, capture=capture) for rows in (2, 1))
     with torch.inference_mode():
         for position in range(260):
             for each, row in product(managers, range(2)):
@@ -76,7 +77,9 @@ def check_graphs(name: str, manager: Callable[[DecoderConfig], CacheManager], *,
             positions = torch.full((2, 1), position, device=device())
             plain = model(tokens, positions, other.view(0, 2))
             assert torch.allclose(step.run(tokens, positions, cache, position + 1), plain, atol=1e-5)
-    assert sorted(step.graphs) == [256, 512]
+            one = last.run(tokens[1:], positions[1:], cache, position + 1, 1)
+            assert torch.allclose(one, plain[1:], atol=1e-5)
+    assert sorted(step.graphs) == [(0, 256), (0, 512)]
 
 
 class Reads(TorchDispatchMode):

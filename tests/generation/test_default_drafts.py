@@ -8,6 +8,7 @@ import torch
 
 import onward
 from onward import BlockManager, CacheManager, Decoder, DecoderConfig, Engine, KVCache, PagedKVCache, Request, Sampling
+from onward.compiled.interface import decoding_step
 from onward.generation import Proposal
 from onward.generation.drafts import paced
 from onward.generation.drafts.costs import COST, EXPERTS, INTEGERS
@@ -167,5 +168,6 @@ def test_steps_of_several_widths_are_compiled_together(rows: int) -> None:
         answer[:120] + r.tokens[len(answer) :] for answer, r in zip(answers, requests)
     ]
     assert sum(r.num_accepted for r in requests) > 40
-    widths = {shape[1] for (shape, *_), *_ in engine.runner.compiled.pool.free} if engine.runner.compiled else set()
-    assert widths == {1, *(1 + n for n in LENGTHS)}
+    assert engine.runner.compiled
+    kinds = [kind for kind, *_ in engine.runner.compiled.pool.free]
+    assert {width for (_, width), _, step in kinds if step is decoding_step} == {1, *(1 + n for n in LENGTHS)}

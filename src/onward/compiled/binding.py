@@ -1,5 +1,5 @@
-"""Binding: set the arguments of a compiled step's kernels that depend on the memory of a cache and on the number of
-threads, both of which may change."""
+"""Binding: set the arguments of a compiled step's kernels that depend on the memory of a cache, the first row and the
+number of threads, which may change."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from onward.model.states import RowStates
 
 
 class Binding:
-    """The arguments of a compiled decoding step's kernel calls that depend on the memory of a KV cache and on the
-    number of threads. `follow`, called before each step, sets these arguments again if the memory or the number has
-    changed. `rows` is the number of rows B of the step; `cache` has the kinds of layers (contiguous or paged, quantized
-    or not) for which the calls were compiled."""
+    """The arguments of a compiled step's kernel calls that depend on the memory of a KV cache, on the step's first row
+    in it and on the number of threads. `follow`, called before each step, sets these arguments again if one of these
+    has changed. `rows` is the number of rows B of the step; `cache` has the kinds of layers (contiguous or paged,
+    quantized or not) for which the calls were compiled."""
 
     def __init__(self, calls: Sequence[Call], cache: KVCache, rows: int) -> None:
         self.calls, self.rows = calls, rows
         self.kinds = [(layer.table is not None, layer.quantized) for layer in cache.layers]
         self.layers: list[LayerCache] = []
-        self.threads = 0
+        self.first = self.threads = 0
         self.scratch: Tensor | None = None  # (threads, heads, slots): attention scores
 
-    def follow(self, cache: KVCache) -> None:
-        """Set the kernel arguments again if the layers of `cache` differ from those of the last call, for example after
-        the cache has grown, or if the number of threads has changed. Raises NotCompilable if kernels cannot read the
-        new layers."""
-        if self.layers != cache.layers or self.threads != torch.get_num_threads():
+    def follow(self, cache: KVCache, first: int) -> None:
+        """Set the kernel arguments, for the rows of `cache` from row `first` on, if its layers differ from those of the
+        last call, for example after the cache has grown, or if `first` or the number of threads has changed. Raises
+        NotCompilable if kernels cannot read the new layers."""
+        if self.layers != cache.layers or (self.first, self.threads) != (first, torch.get_num_threads()):
             with unreadable_is_not_compilable():
-                self.bind(cache, torch.get_num_threads())
+                self.bind(cache, first, torch.get_num_threads())
 
-    def bind(self, cache: KVCache, threads: int) -> None:
-        layers = list(cache.layers)
+    def bind(self, cache: KVCache, first: int, threads: int) -> None:
+        layers, self.first = list(cache.layers), first
         if self.kinds != [(layer.table is not None, layer.quantized) for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
@@ -59,7 +59,7 @@ class Binding:
             arguments.slots = layer.slots
             if layer.table is not None:
                 columns = layer.table.size(1)
-                arguments.table, arguments.columns = rows_address(layer.table, torch.int64, self.rows, columns)
+                arguments.table, arguments.columns = rows_address(layer.table[first:], torch.int64, self.rows, columns)
             if isinstance(record, Write):
                 dtype, shape = record.vectors.dtype, record.vectors.shape[2:]
                 arguments.entry, arguments.scales = self.entry(layer, record.name, dtype, shape)
@@ -72,19 +72,25 @@ class Binding:
         self.layers, self.threads = layers, threads
 
     def bind_states(self, arguments: Arguments, states: NoStates, record: Advance) -> None:
-        state = states.layers[record.layer][record.name] if isinstance(states, RowStates) else record.y
-        if len(state) < self.rows or not isinstance(states, RowStates):
-            raise Unreadable(f"states of {len(state)} rows for a step of {self.rows}")
+        if not isinstance(states, RowStates):
+            raise Unreadable("a cache without states")
+        state = self.own_rows(states.layers[record.layer][record.name])
         arguments.state, arguments.slots = address(state, state.dtype, *state.shape), state.size(1)
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
         """Return the addresses of a cache entry, (B or more, S, *shape) or (blocks, S, *shape), and of its scales (0:
         none)."""
-        entry = layer.entries[name]
-        if layer.table is None and len(entry) < self.rows:
-            raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")
+        entry, *scales = (layer.entries[n] for n in (name, name + SCALE) if n in layer.entries)
+        if layer.table is None:
+            entry, *scales = map(self.own_rows, (entry, *scales))
         size = len(entry), layer.slots
-        if not layer.quantized:
+        if not scales:
             return address(entry, dtype, *size, *shape), 0
-        scales = address(layer.entries[name + SCALE], dtype, *size, *shape[:-1], 1)
-        return address(entry, torch.int8, *size, *shape), scales
+        return address(entry, torch.int8, *size, *shape), address(scales[0], dtype, *size, *shape[:-1], 1)
+
+    def own_rows(self, tensor: Tensor) -> Tensor:
+        """Return the rows of the step, of a tensor with all rows of the cache."""
+        rows = tensor[self.first : self.first + self.rows]
+        if len(rows) < self.rows:
+            raise Unreadable(f"a cache of {len(tensor)} rows for {self.rows} rows from row {self.first} on")
+        return rows

@@ -51,7 +51,7 @@ def captured(step: Callable[[], Tensor]) -> Replay:
 
 
 class GraphStep(CompiledStep):
-    """A decoding step as CUDA graphs, one for each number of cache slots that a graph reads.
+    """A decoding step as CUDA graphs, one for each first row and number of cache slots that a graph reads.
 
     Tokens and positions are copied into memory that the graphs read. Graphs are captured again for another cache, and
     after the cache has grown. A step cannot be captured if it needs a value of a tensor on the host, as mixtures of
@@ -71,7 +71,7 @@ class GraphStep(CompiledStep):
         self.model, self.capture = ref(model), capture  # a weak reference: the steps do not keep the model alive
         self.step = torch.compile(step) if fused else step
         self.tokens, self.positions = (torch.zeros(shape, dtype=torch.int64, device=model.device) for _ in range(2))
-        self.graphs: dict[int, Replay] = {}  # captured graphs, by number of slots
+        self.graphs: dict[tuple[int, int], Replay] = {}  # captured graphs, by first row and number of slots
         self.cache: Callable[[], KVCache | None] = lambda: None
         self.capacity = 0  # capacity of the cache when the graphs were captured
 
@@ -91,7 +91,7 @@ class GraphStep(CompiledStep):
         graphs.run(zeros, zeros, cache, shape[1])
         return graphs
 
-    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int, first: int = 0) -> Tensor:
         if self.cache() is not cache or self.capacity != cache.capacity:
             self.graphs.clear()
             self.cache, self.capacity = ref(cache), cache.capacity
@@ -99,12 +99,12 @@ class GraphStep(CompiledStep):
         assert model is not None, "a step runs only while its model exists"
         self.tokens.copy_(tokens)
         self.positions.copy_(positions)
-        slots = max(MIN_SLOTS, 1 << (length - 1).bit_length())
-        if slots not in self.graphs:
-            view = cache.view(0, len(tokens), slots)
+        key = first, max(MIN_SLOTS, 1 << (length - 1).bit_length())
+        if key not in self.graphs:
+            view = cache.view(first, first + len(tokens), key[1])
             with torch.cuda.device_of(self.tokens), cache.states.preserved():  # `capture` runs the step first
-                self.graphs[slots] = self.capture(lambda: self.step(model, self.tokens, self.positions, view))
-        return self.graphs[slots]()
+                self.graphs[key] = self.capture(lambda: self.step(model, self.tokens, self.positions, view))
+        return self.graphs[key]()
 
 
 @cache

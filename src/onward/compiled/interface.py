@@ -1,6 +1,7 @@
 """The interface of compiled decoding steps: a Program on a CPU (`program.py`), CUDA graphs on CUDA (`graphs.py`).
 
-Shapes: B rows, T tokens per row (more than one when draft tokens are verified), V vocabulary.
+Shapes: B rows, T tokens per row (more than one in a prompt, or when draft tokens are verified), D d_model, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class TooManyRows(NotCompilable):
 
 
 class CompiledStep(ABC):
-    """A compiled decoding step: the forward pass of a model for the next tokens of the first rows of a KV cache.
+    """A compiled decoding step: the forward pass of a model for the next tokens of rows of a KV cache.
 
     It owns the memory of its tokens, positions and results, so only one runner at a time can use it.
     """
@@ -47,12 +48,19 @@ class CompiledStep(ABC):
         `folder` keeps the code for the next start. Other arguments and errors are those of `compile`."""
 
     @abstractmethod
-    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int, first: int = 0) -> Tensor:
         """Run the compiled step: compute its result, such as logits (B, T, V), for tokens (B, T) at positions (B, T),
-        all below `length`; the next run overwrites the result. Raises NotCompilable for a cache of another layout."""
+        all below `length`, over the rows of the cache from row `first` on; the next run overwrites the result. Raises
+        NotCompilable for a cache of another layout."""
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
     """Run the model without checks: return the logits (B, T, V) for tokens (B, T) at positions (B, T), over the cache
     rows in `view`. This is the function that is compiled."""
     return model.logits(model.hidden_of_checked(tokens, positions, view))
+
+
+def hidden_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
+    """Run the model without checks: return the hidden states (B, T, D) for tokens (B, T) at positions (B, T), over the
+    cache rows in `view`. This function is compiled for short prompts and for drafts that continue hidden states."""
+    return model.hidden_of_checked(tokens, positions, view)

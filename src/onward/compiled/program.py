@@ -52,14 +52,14 @@ class Program(CompiledStep):
         recording = record_step(partial(step, model), cache, shape, chosen)
         return cls(recording, cache, Inventory(model).tensors, folder, chosen)
 
-    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int, first: int = 0) -> Tensor:
         self.recording.tokens.copy_(tokens)
         self.recording.positions.copy_(positions)  # the kernels compute the slots to read and write from them
         if self.uses_rope_length:
-            self.recording.rope_length.copy_(cache.rope_length[: tokens.size(0)])
+            self.recording.rope_length.copy_(cache.rope_length[first : first + tokens.size(0)])
         if self.uses_adapters and self.chosen:
             self.chosen.write_to(self.recording.adapters)
-        self.binding.follow(cache)
-        cache.states.note(positions)
+        self.binding.follow(cache, first)
+        cache.states.note(positions, first)
         self.linked.run()
         return self.recording.result

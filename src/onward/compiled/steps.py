@@ -37,7 +37,7 @@ class StepPool:
     def __init__(self) -> None:
         self.free: defaultdict[tuple[Kind, *CacheLayout], list[CompiledStep]] = defaultdict(list)
         self.key: tuple[object, ...] = ()  # `Snapshot.key` of the steps
-        self.refusals: dict[tuple[str, ...], str] = {}  # reason why no step can be compiled, by adapters
+        self.refusals: dict[tuple[object, ...], str] = {}  # why no step can be compiled, by kind with or without shape
 
     def refresh(self, key: tuple[object, ...]) -> None:
         """Discard all compiled steps in the pool unless `key`, the `Snapshot.key` of the model's current state, equals
@@ -50,17 +50,15 @@ class StepPool:
     def acquire(self, model: Decoder, cache: KVCache, kind: Kind) -> CompiledStep | None:
         """Take a compiled step for the first rows of a cache out of the pool, or compile a new one, with the adapters
         that the model uses now; return None if the step cannot be compiled."""
-        shape, adapters, step = kind
+        shape, _, step = kind
         if free := self.free[kind, *layout(model, cache)]:
             return free.pop()
-        if adapters in self.refusals:
+        if kind in self.refusals or kind[1:] in self.refusals:
             return None
         try:
             return compile_step(model, cache, shape, step)
-        except TooManyRows:
-            return None
         except NotCompilable as reason:
-            self.refusals[adapters] = str(reason)
+            self.refusals[kind if isinstance(reason, TooManyRows) else kind[1:]] = str(reason)
             return None
 
     def release(self, model: Decoder, cache: KVCache, kind: Kind, step: CompiledStep) -> None:
@@ -101,26 +99,30 @@ def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
 
 
 class CompiledSteps:
-    """The compiled decoding steps, of the function `step`, that one runner uses: one for each shape (B, T) and set of
-    LoRA adapters that its rows use.
+    """The compiled steps that one runner uses: one for each shape (B, T), set of LoRA adapters that its rows use, and
+    compiled function.
 
     They are valid for the snapshot of the model that `state.follow()` returns, and are discarded when the
     model has changed. Steps stay uncompiled if the model has edits, replaced methods, or hooks other than those of LoRA
     adapters, and under autocast or a mode of PyTorch that watches operations.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, state: ModelState, step: Step) -> None:
-        self.model, self.cache, self.state, self.step = model, cache, state, step
+    def __init__(self, model: Decoder, cache: KVCache, state: ModelState) -> None:
+        self.model, self.cache, self.state = model, cache, state
+        self.unsupported = unsupported(model, cache)  # why no step can be compiled
         self.pool = POOLS.setdefault(model, StepPool())
         self.used: dict[Kind, CompiledStep | None] = {}  # from least to most recently used
         self.key: tuple[object, ...] = ()  # `Snapshot.key` of the steps in use
         self.warned = False
 
-    def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
-        """Compute the result of `step`, such as logits (B, T, V), for tokens (B, T) at positions (B, T), all below
-        `length`, by a compiled step; None if the caller must compute an uncompiled step."""
+    def run(self, step: Step, tokens: Tensor, positions: Tensor, length: int, first: int = 0) -> Tensor | None:
+        """Compute the result of the function `step`, such as logits (B, T, V), for tokens (B, T) at positions (B, T),
+        all below `length`, in the rows from row `first` on, by a compiled step; None if the caller must compute an
+        uncompiled step."""
+        if self.unsupported:
+            return None
         snapshot = self.state.follow()
-        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use, self.step
+        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use, step
         if self.key is not self.state.key:
             self.used.clear()
             self.key = self.state.key
@@ -133,25 +135,27 @@ class CompiledSteps:
             self.warned = traced
             return None
         if kind in self.used:
-            step = self.used.pop(kind)
+            compiled = self.used.pop(kind)
         else:
             self.pool.refresh(self.key)
-            step = self.pool.acquire(self.model, self.cache, kind)
+            compiled = self.pool.acquire(self.model, self.cache, kind)
             if len(self.used) >= MAX_STEPS:
                 del self.used[next(iter(self.used))]
-        self.used[kind] = step
-        if step is None:
+        self.used[kind] = compiled
+        if compiled is None:
             return None
         try:
-            return step.run(tokens, positions, self.cache, length)
+            return compiled.run(tokens, positions, self.cache, length, first)
         except NotCompilable as reason:
-            self.used[kind], self.pool.refusals[kind[1]] = None, str(reason)
+            self.used[kind], self.pool.refusals[kind[1:]] = None, str(reason)
             return None
 
-    def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile, before the first request, a step of one token in each of the first `rows` rows, which must be empty,
-        with the LoRA adapter that the model uses now; `folder` keeps its code. Raises NotCompilable if the step cannot
-        be compiled."""
+    def compile(self, step: Step, shape: StepShape, folder: Path | None) -> None:
+        """Compile `step` for a shape (B, T) before the first request, while the first B rows are empty, with the LoRA
+        adapter that the model uses now; `folder` keeps its code. Raises NotCompilable if the step cannot be compiled.
+        """
+        if self.unsupported:
+            raise NotCompilable(self.unsupported)
         device = self.model.device.type
         snapshot = self.state.follow()
         if not snapshot.compilable:
@@ -159,9 +163,9 @@ class CompiledSteps:
         if is_watched() or torch.is_autocast_enabled(device):
             raise NotCompilable("a mode of PyTorch is active")
         self.pool.refresh(self.state.key)
-        kind = (rows, 1), snapshot.selection.in_use, self.step
-        step = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, kind[0], self.step, folder)
-        self.pool.release(self.model, self.cache, kind, step)
+        kind = shape, snapshot.selection.in_use, step
+        compiled = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, shape, step, folder)
+        self.pool.release(self.model, self.cache, kind, compiled)
 
     def release(self) -> None:
         """Return the compiled steps of this runner to the pool, for other runners; the next decoding step acquires them

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,10 +15,11 @@ import torch
 from torch import Tensor
 
 from onward.base.device import tensor_on
-from onward.compiled.interface import NotCompilable, Step, decoding_step
+from onward.compiled.interface import Step, decoding_step, hidden_step
 from onward.compiled.model_state import ModelState
-from onward.compiled.steps import CompiledSteps, unsupported
+from onward.compiled.steps import CompiledSteps
 from onward.generation.cache.manager import BUCKET
+from onward.generation.compiled_prompts import TILE, prefill
 from onward.generation.request import Request
 from onward.model.adapters import Selection, adapter_names, check_adapter, selection
 from onward.model.attachments import ATTACHMENTS
@@ -29,13 +29,14 @@ from onward.model.decoder import Decoder
 MAX_VIEWS = 64  # maximum number of cached views
 Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
+MAX_PROMPT = 64  # maximum number of tokens, with padding, of all prompts in a compiled step
 PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # counts by kind
 
 
 class Runner:
     """Calls a model on rows of a KV cache. With the model's `state`, a decoding step is compiled after `compile_after`
     plain steps (None: never) of its kind, with the same number of rows, one or several tokens per row, and the same
-    adapters.
+    adapters; on a CPU, so is a prefill of short prompts with about the same number of tokens.
 
     Views of the cache are reused in later steps with the same range of rows and rounded length, except views with
     `counts`. While the same rows decode, sampled tokens and positions stay on the device: the next step needs no copy
@@ -54,12 +55,15 @@ class Runner:
         self.model, self.cache, self.state = model, cache, state
         self.compile_after = None if state is None else compile_after
         self.compiled: CompiledSteps | None = None  # created when the first step is compiled
+        # the padding of compiled prompts would change the states of recurrent layers
+        self.max_prompt = MAX_PROMPT if model.device.type == "cpu" and not cache.states else 0
         self.num_plain = PLAIN_STEPS.setdefault(model, Counter())
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`
         self.starts: list[int] = []  # the positions of their last tokens
         self.sampled_for: list[Request] = []  # the requests of the tokens in `sampled`
+        self.version, self.known = 0, list[str]()  # version of the model's attachments, names of its adapters
         self.selection: Selection | None = None  # None while the model has no adapters
         self.positions = self.sampled = torch.empty(0)  # on the device, (B,): `starts`, sampled tokens
 
@@ -82,11 +86,13 @@ class Runner:
     def adapter(self, name: str | None) -> str:
         """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter that the model
         currently uses. Raises a UserError if the model has no adapter `name`."""
-        known = adapter_names(self.model) if ATTACHMENTS in vars(self.model) else []
-        self.selection = selection(self.model) if known else None
+        attached = vars(self.model).get(ATTACHMENTS)
+        if attached and attached.version != self.version:
+            self.version, self.known = attached.version, adapter_names(self.model)
+            self.selection = selection(self.model) if self.known else None
         if name is None:
             return self.selection.name if self.selection else ""
-        check_adapter(name, known)
+        check_adapter(name, self.known)
         return name
 
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
@@ -107,6 +113,16 @@ class Runner:
         view = self.view(first, first + len(pieces), max(starts) + width, lengths if min(lengths) < width else ())
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
+
+    def prefill(self, first: int, pieces: Pieces, starts: Sequence[int], adapters: Sequence[str] = ()) -> Tensor:
+        """Compute `forward_rows`, by a compiled step if the pieces are short; the next call overwrites the result."""
+        width = -(-max(map(len, pieces)) // TILE) * TILE
+        if len(pieces) * width <= self.max_prompt:
+            with self.using(adapters):
+                steps = self.compiled_steps(hidden_step, len(pieces), width)
+                if steps and (hidden := prefill(steps, first, pieces, starts, width)) is not None:
+                    return hidden
+        return self.forward_rows(first, pieces, starts, adapters)
 
     def inputs(self, pieces: Pieces, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
         width, device = len(pieces[0]), self.model.device
@@ -130,35 +146,23 @@ class Runner:
 
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step.
-        Returns None if the caller must run a plain step, such as the first `compile_after` steps of this kind."""
-        if self.compile_after is None:
+        Returns None if the caller must run a plain step."""
+        steps = self.compiled_steps(self.compiled_step, tokens.size(0), min(tokens.size(1), 2))
+        return steps.run(self.compiled_step, tokens, positions, length) if steps else None
+
+    def compiled_steps(self, step: Step, rows: int, tokens: int) -> CompiledSteps | None:
+        """Return the compiled steps, or None for the first `compile_after` steps of this kind."""
+        if self.compile_after is None or self.state is None:
             return None
-        kind = tokens.size(0), min(tokens.size(1), 2), *(self.selection.in_use if self.selection else ())
+        kind = self.kind(step, rows, tokens)
         if self.num_plain[kind] < self.compile_after:
             self.num_plain[kind] += 1
             return None
-        steps = self.compiled_steps()
-        return steps.run(tokens, positions, length) if steps else None
-
-    def compiled_steps(self) -> CompiledSteps | None:
-        """Return the compiled steps of this model with this cache; None, also in later calls, if they cannot be
-        compiled."""
-        if self.compiled is None and self.state is not None and self.compile_after is not None:
-            if unsupported(self.model, self.cache):
-                self.compile_after = None
-            else:
-                self.compiled = CompiledSteps(self.model, self.cache, self.state, self.compiled_step)
+        self.compiled = self.compiled or CompiledSteps(self.model, self.cache, self.state)
         return self.compiled
 
-    def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile steps of `rows` rows now, with the adapter that the model currently uses; their machine code is
-        stored in `folder`. Raises NotCompilable if they cannot be compiled."""
-        if self.compile_after is None or (steps := self.compiled_steps()) is None:
-            raise NotCompilable(unsupported(self.model, self.cache) or "compile_after is None")
-        self.adapter(None)  # sets `selection`, which otherwise the first request sets
-        steps.compile(rows, folder)
-        kind = rows, 1, *(self.selection.in_use if self.selection else ())
-        self.num_plain[kind] = max(self.num_plain[kind], self.compile_after)
+    def kind(self, step: Step, rows: int, tokens: int) -> tuple[object, ...]:
+        return step, rows, tokens, *(self.selection.in_use if self.selection else ())
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
         """Compute the logits (N, V) of hidden states (N, D), each row with its adapter named in `adapters` (empty: the

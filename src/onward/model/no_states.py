@@ -25,8 +25,9 @@ class NoStates:
         """Whether a row can continue after its first `length` tokens; on an accelerator this waits for the device."""
         return True
 
-    def note(self, positions: Tensor) -> None:
-        """Record that the first rows advance at `positions` (B, T) outside the model, as in a compiled step."""
+    def note(self, positions: Tensor, first: int = 0) -> None:
+        """Record that the rows from row `first` on advance at `positions` (B, T) outside the model, as in a compiled
+        step."""
 
     def preserved(self) -> AbstractContextManager[object]:
         """A context manager that restores the states on exit."""

@@ -115,8 +115,8 @@ class RowStates(NoStates):
     def holds(self, row: int, length: int) -> bool:
         return not length or bool((self.held[row] == length - 1).any())
 
-    def note(self, positions: Tensor) -> None:
-        self.view(slice(0, len(positions)), None).advance(positions)
+    def note(self, positions: Tensor, first: int = 0) -> None:
+        self.view(slice(first, first + len(positions)), None).advance(positions)
 
     @contextmanager
     def preserved(self) -> Iterator[None]:

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from onward.base.errors import UserError
+from onward.compiled.interface import hidden_step
 from onward.compiled.model_state import ModelState
 from onward.generation.cache.manager import CacheManager, growing_cache
 from onward.generation.drafts.forward import MAX_COMPILED
 from onward.generation.drafts.guesses import Guesses
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.reading import hidden_step
 from onward.generation.request import Request
 from onward.generation.runner import Pieces, Runner
 from onward.model.decoder import Decoder, without_dropout

@@ -39,12 +39,6 @@ class ReadingDraft(Draft, Protocol):
         """
 
 
-def hidden_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
-    """Run the model without checks: return the hidden states (B, T, D) for tokens (B, T) at positions (B, T), over the
-    cache rows in `view`. This function is compiled to run a draft model that continues hidden states."""
-    return model.hidden_of_checked(tokens, positions, view)
-
-
 @contextmanager
 def reading(model: Decoder, layers: Sequence[int]) -> Iterator[list[Tensor]]:
     """Return a context in which a list receives, during the forward pass, the inputs (B, T, D) of the blocks with the
@@ -81,6 +75,7 @@ class ReadingRunner(Runner):
         super().__init__(runner.model, runner.cache, runner.state, runner.compile_after)
         self.draft, self.active, self.layers = draft, active, tuple(draft.layers)
         self.compiled_step = reading_step(self.layers)
+        self.max_prompt = 0  # `forward_rows` reads the inputs of blocks
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
         return decode_drafted(self, requests, [()] * len(requests))

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from onward.base.arguments import Range, checked, explained
 from onward.base.errors import UserError
-from onward.compiled.interface import NotCompilable
 from onward.compiled.model_state import ModelState
 from onward.config.ranges import Size
 from onward.generation.cache.manager import CHUNK, CacheManager, growing_cache
@@ -23,6 +22,7 @@ from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.state_prefixes import StatePrefixCache
 from onward.generation.check_request import check_cache, check_mask, check_request
+from onward.generation.compiled_prompts import compile_ahead
 from onward.generation.drafts.forward import decode_drafted
 from onward.generation.drafts.proposal import Draft, Proposal, is_ours
 from onward.generation.drafts.reading import ReadingDraft, ReadingRunner
@@ -62,8 +62,8 @@ class Engine:
     other requests. While more requests prefill than decode, pieces are longer and wait less, in proportion to the ratio
     of the two counts. Without a budget, a piece is a chunk of the cache, and does not wait.
 
-    A decoding step is compiled after `compile_after` uncompiled steps with the same number of rows (None: never). On a
-    CPU this takes about a second per model; on CUDA the step is captured as a graph.
+    A decoding step is compiled after `compile_after` uncompiled steps with the same number of rows (None: never); on a
+    CPU, so are prefills of up to 64 tokens. This takes about a second per model; on CUDA, steps are captured as graphs.
     """
 
     @checked
@@ -116,20 +116,15 @@ class Engine:
 
     @checked
     def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
-        """Compile decoding steps of `rows` rows now, rather than after `compile_after` uncompiled steps; the machine
-        code is stored in `folder`, if given, for the next start.
+        """Compile decoding steps of `rows` rows, and on a CPU prefills of as many short prompts, now, rather than after
+        `compile_after` uncompiled steps; the machine code is stored in `folder`, if given, for the next start.
 
         Returns "", or the reason why the steps cannot be compiled and stay uncompiled. On CUDA torch.compile makes the
         kernels. Raises a UserError if requests are active on CUDA.
         """
         if self.model.device.type == "cuda" and self.scheduler.active:
             raise UserError("Cannot compile steps while requests are active: compile them before requests are added")
-        try:
-            with torch.inference_mode(), without_dropout(self.model):
-                self.runner.compile(rows, None if folder is None else Path(folder))
-        except NotCompilable as reason:
-            return str(reason)
-        return ""
+        return compile_ahead(self.runner, rows, None if folder is None else Path(folder))
 
     @explained
     def add(self, request: Request) -> Request:
@@ -229,7 +224,7 @@ class Engine:
             starts = [request.num_cached for request, _ in schedule.prefill]
             adapters = [request.adapter or "" for request, _ in schedule.prefill]
             with labeled(row_of(r, len(piece)) for r, piece in schedule.prefill):
-                hidden = self.runner.forward_rows(first, pieces, starts, adapters)
+                hidden = self.runner.prefill(first, pieces, starts, adapters)
             sampling = self.scheduler.prefilled(schedule)
             requests += [schedule.prefill[index][0] for index in sampling]
             proposals += [Proposal() for _ in sampling]
