@@ -4,12 +4,15 @@ import math
 
 import pytest
 import torch
+from llvmlite.ir import VoidType
 from torch import Tensor
 from torch.nn import functional as F
 
 from onward.kernels.llvm import matrix_products
+from onward.kernels.llvm.compiler import arguments, callable_kernel
 from onward.kernels.llvm.matrix import has_matrix_unit
 from onward.kernels.llvm.products import BLOCK, TILE, products
+from onward.kernels.memory import Kernel
 from onward.kernels.operations import linear
 from onward.model import Linear
 
@@ -140,3 +143,28 @@ def test_linear_is_seen_by_a_counter_of_flops():
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         linear(torch.randn(1, 8), torch.randn(4, 8))
     assert counter.get_total_flops() == 2 * 8 * 4
+
+
+@pytest.mark.skipif(not has_matrix_unit(None), reason="this CPU has no matrix unit")
+def test_products_keep_the_configuration_of_the_tiles_that_other_libraries_set() -> None:
+    """llama.cpp sets it once per thread, and its next instruction would be an illegal one without it."""
+    structure = arguments("TileConfiguration", "address")
+
+    def instruction(name: str) -> Kernel:
+        return callable_kernel(
+            structure,
+            lambda code, given, first, end: code.intrinsic(
+                f"llvm.x86.{name}", VoidType(), [code.at(given.address, "int8", 0)]
+            ),
+        )
+
+    x, weight = torch.randn(4, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+    load, store = instruction("ldtilecfg"), instruction("sttilecfg")
+    empty, halves = torch.zeros(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+    halves[0], halves[16], halves[48] = 1, 32, 8  # palette 1; tile 0 has 8 rows of 32 bytes
+    for given in halves, empty:
+        load(given.data_ptr(), 1, 1)
+        multiplied("bfloat16", x, (weight, weight), None, threads=1)
+        found = torch.full((64,), 255, dtype=torch.uint8)
+        store(found.data_ptr(), 1, 1)
+        assert torch.equal(found, given)

@@ -34,21 +34,27 @@ def has_matrix_unit(features: Mapping[str, bool] | None) -> bool:
 
 class MatrixUnit:
     """The instructions of the matrix unit, emitted by `code`, between `begin` and `end`, for tiles of int8 (`integer`)
-    or bf16."""
+    or bf16. `end` restores the thread's configuration of the tiles, since other libraries, such as llama.cpp, set
+    theirs only once per thread."""
 
     def __init__(self, code: Code, integer: bool) -> None:
         self.code, self.integer = code, integer
 
     def begin(self) -> None:
+        self.before = self.address(self.code.alloca(ir.ArrayType(ir.IntType(8), 64)))
+        self.call("sttilecfg", self.before)
         values = ir.Constant(ir.ArrayType(ir.IntType(8), 64), PALETTE)
         palette = self.code.module.globals.get("palette")
         if palette is None:
             palette = ir.GlobalVariable(self.code.module, values.type, "palette")
             palette.initializer, palette.global_constant, palette.linkage = values, True, "internal"
-        self.call("ldtilecfg", self.code.bitcast(palette, ir.IntType(8).as_pointer()))
+        self.call("ldtilecfg", self.address(palette))
 
     def end(self) -> None:
-        self.call("tilerelease")
+        self.call("ldtilecfg", self.before)
+
+    def address(self, variable: Any) -> Any:
+        return self.code.bitcast(variable, ir.IntType(8).as_pointer())
 
     def clear(self, tile: int) -> None:
         """Emit code that fills a tile with zeros."""
