@@ -9,6 +9,7 @@ from benchmarks.decode.bench import Bench, decode_speeds
 from benchmarks.decode.models import PRECISIONS, prompt
 from benchmarks.decode.peers import PEERS, Onward, Peer, same
 from benchmarks.decode.tables import Cell, Table, in_turns, summary
+from onward.generation.runner import COMPILE_AFTER, MAX_PROMPT
 from onward.planning.machine import read_bandwidth
 
 TOLERANCE = 1e-3  # limit for differences of fp32 logits, whose standard deviation is about 0.5
@@ -70,7 +71,7 @@ def name_of(precision: str, peer: Peer) -> str:
 
 def prefill(bench: Bench) -> Table:
     """Prompt tokens per second, measured from the call to the first new token of each request; Onward's call is
-    `complete`."""
+    `complete`, and short prompts are measured after Onward has compiled their steps."""
     sizes, columns = bench.sizes, ["precision", "requests", "prompt", "peer", "tokens/s", "best", "onward / peer"]
     table = Table("Prefill: prompt tokens/s of all requests", columns)
     for precision in bench.precisions:
@@ -78,7 +79,8 @@ def prefill(bench: Bench) -> Table:
             peers = bench.peers(precision, requests)
             for length in sizes.prefill:
                 prompts = [prompt(sizes.config, length, seed) for seed in range(requests)]
-                runs = in_turns({name: partial(peer.first, prompts) for name, peer in peers.items()}, bench.rounds)
+                cases = {name: partial(peer.first, prompts) for name, peer in peers.items()}
+                runs = in_turns(cases, bench.rounds, COMPILE_AFTER + 1 if requests * length <= MAX_PROMPT else 1)
                 speeds = {name: [requests * length / taken for taken in found] for name, found in runs.items()}
                 for name, peer in peers.items():
                     table.rows.append([name_of(precision, peer), requests, length, name, *summary(speeds, name)])

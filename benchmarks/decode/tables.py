@@ -12,14 +12,14 @@ T = TypeVar("T")
 Cell = str | int | float | None
 
 
-def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
-    """The results of `rounds` calls of each case, after one call to warm up. The cases take turns, so that other work
+def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int, warm: int = 1) -> dict[K, list[T]]:
+    """The results of `rounds` calls of each case, after `warm` calls to warm up. The cases take turns, so that other work
     on the machine slows all of them about equally."""
     results: dict[K, list[T]] = {name: [] for name in cases}
-    for turn in range(rounds + 1):
+    for turn in range(warm + rounds):
         for name, run in cases.items():
             result = run()
-            if turn:
+            if turn >= warm:
                 results[name].append(result)
     return results
 
