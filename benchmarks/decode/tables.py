@@ -13,8 +13,8 @@ Cell = str | int | float | None
 
 
 def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int, warm: int = 1) -> dict[K, list[T]]:
-    """The results of `rounds` calls of each case, after `warm` calls to warm up. The cases take turns, so that other work
-    on the machine slows all of them about equally."""
+    """The results of `rounds` calls of each case, after `warm` calls to warm up. The cases take turns, so that other
+    work on the machine slows all of them about equally."""
     results: dict[K, list[T]] = {name: [] for name in cases}
     for turn in range(warm + rounds):
         for name, run in cases.items():
