@@ -9,6 +9,7 @@ import importlib.util
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import Any
 
@@ -148,13 +149,16 @@ class Transformers(Peer):
 
 
 class LlamaCpp(Peer):
+    """llama.cpp, called in a thread of its own: it configures the tiles of AMX once per thread, and PyTorch's products
+    release them."""
+
     name = "llama.cpp"
 
     def __init__(self, files: Files, precision: str, *, length: int = 2560, exact: bool = False) -> None:
         """`length`: maximum number of tokens of prompt and answer; `exact`: keys and values in fp32 instead of the
         default, fp16."""
         path = files.gguf(PRECISIONS[precision].gguf)
-        self.library = importlib.import_module("llama_cpp")
+        self.library, self.thread = importlib.import_module("llama_cpp"), ThreadPoolExecutor(1)
         kv = {"type_k": self.library.GGML_TYPE_F32, "type_v": self.library.GGML_TYPE_F32} if exact else {}
         threads = torch.get_num_threads()
         self.model = self.library.Llama(
@@ -175,6 +179,9 @@ class LlamaCpp(Peer):
 
     def generate(self, prompts: Prompts, new: int) -> Generation:
         """Continue the prompts one after the other: prefilling several prompts in one call is no faster."""
+        return self.thread.submit(self.generated, prompts, new).result()
+
+    def generated(self, prompts: Prompts, new: int) -> Generation:
         start, tokens, seconds = perf_counter(), [list[int]() for _ in prompts], [list[float]() for _ in prompts]
         for prompt, answer, times in zip(prompts, tokens, seconds):
             self.model.reset()
@@ -188,7 +195,7 @@ class LlamaCpp(Peer):
 
     def logits(self, prompt: Sequence[int]) -> np.ndarray:
         self.model.reset()
-        self.model.eval(prompt)
+        self.thread.submit(self.model.eval, prompt).result()
         found = self.library.llama_get_logits_ith(self.model.ctx, -1)
         return np.ctypeslib.as_array(found, (self.model.n_vocab(),)).copy()
 
