@@ -117,4 +117,5 @@ def test_prompts_are_compiled_after_plain_ones_of_their_length_or_ahead() -> Non
     other = model_of("llama")
     assert Engine(other, rows=2).compile(2) == ""
     ahead = {shape for ((shape, *_), *_) in POOLS[other].free}
-    assert ahead - {(2, 32)} == {(2, 1), (2, 16)}  # some CPUs have no kernel for 64 rows
+    wide = {(2, width) for width in (32, 48, 64)}  # some CPUs have no kernel for so many rows
+    assert ahead - wide == {(2, 1), (2, 16)}

@@ -29,7 +29,7 @@ from onward.model.decoder import Decoder
 MAX_VIEWS = 64  # maximum number of cached views
 Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
-MAX_PROMPT = 64  # maximum number of tokens, with padding, of all prompts in a compiled step
+MAX_PROMPT = 128  # maximum number of tokens, with padding, of all prompts in a compiled step
 PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # counts by kind
 
 

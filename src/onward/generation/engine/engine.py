@@ -63,7 +63,7 @@ class Engine:
     of the two counts. Without a budget, a piece is a chunk of the cache, and does not wait.
 
     A decoding step is compiled after `compile_after` uncompiled steps with the same number of rows (None: never); on a
-    CPU, so are prefills of up to 64 tokens. This takes about a second per model; on CUDA, steps are captured as graphs.
+    CPU, so are prefills of up to 128 tokens. This takes about a second per model; on CUDA, steps become graphs.
     """
 
     @checked
