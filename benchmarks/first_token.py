@@ -26,6 +26,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+WARM = 18  # turns that are not measured, in which kernels and steps of short prompts are compiled
 PARTS = {  # name of a part -> its functions, as module:attribute
     "tokenize": ["onward.generation.prompts:prompt_tokens", "onward.serving.completions:tokens_of"],
     "check": [
@@ -36,7 +37,11 @@ PARTS = {  # name of a part -> its functions, as module:attribute
     "engine": ["onward.api.language_model:lent", "onward.generation.engine.engine:Engine.add"],
     "cache": ["onward.generation.engine.scheduler:Scheduler.schedule", "onward.generation.runner:Runner.view"],
     "inputs": ["onward.generation.runner:Runner.inputs"],
-    "forward": ["onward.model.decoder:Decoder.hidden", "onward.model.decoder:Decoder.logits"],
+    "forward": [
+        "onward.model.decoder:Decoder.hidden",
+        "onward.model.decoder:Decoder.logits",
+        "onward.compiled.program:Program.run",
+    ],
     "sample": ["onward.generation.engine.sampler:Sampler.sample"],
     "decode": ["onward.generation.engine.engine:Engine.distribute"],
     "step": ["onward.generation.engine.engine:Engine.advance"],
@@ -153,7 +158,7 @@ def main() -> None:
         "server": lambda: request(addresses[0], prompt),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for turn in range(options.rounds + 3):  # the first turns compile kernels
+    for turn in range(WARM + options.rounds):
         for name, run in cases.items():
             timer = Timer()
             with timer.running():
@@ -163,7 +168,7 @@ def main() -> None:
                 whole = time.process_time() - start - (client if name == "server" else 0.0)
             rest = whole - sum(timer.seconds.values())
             row = {**timer.seconds, "rest": rest, "beside": whole - timer.seconds["forward"], "all": whole}
-            if turn >= 3:
+            if turn >= WARM:
                 found[name].append(row)
     title = f"{options.layers} layers of width {options.width}, vocabulary {options.vocabulary:,}"
     table = Table(f"To the first token after {options.prompt}, ms: {title}", ["part", *cases])
