@@ -37,9 +37,10 @@ PARTS = {  # name of a part -> its functions, as module:attribute
     "engine": ["onward.api.language_model:lent", "onward.generation.engine.engine:Engine.add"],
     "cache": ["onward.generation.engine.scheduler:Scheduler.schedule", "onward.generation.runner:Runner.view"],
     "inputs": ["onward.generation.runner:Runner.inputs"],
+    # not the model's own methods, since a model with replaced methods is not compiled
     "forward": [
-        "onward.model.decoder:Decoder.hidden",
-        "onward.model.decoder:Decoder.logits",
+        "onward.generation.runner:Runner.forward_rows",
+        "onward.generation.runner:Runner.logits",
         "onward.compiled.program:Program.run",
     ],
     "sample": ["onward.generation.engine.sampler:Sampler.sample"],

@@ -21,6 +21,7 @@ from onward.compiled.steps import CompiledSteps
 from onward.generation.cache.manager import BUCKET
 from onward.generation.compiled_prompts import TILE, prefill
 from onward.generation.request import Request
+from onward.kernels.operations import max_rows
 from onward.model.adapters import Selection, adapter_names, check_adapter, selection
 from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import CacheView, KVCache
@@ -55,10 +56,9 @@ class Runner:
         self.model, self.cache, self.state = model, cache, state
         self.compile_after = None if state is None else compile_after
         self.compiled: CompiledSteps | None = None  # created when the first step is compiled
-        # the padding of compiled prompts would change the states of recurrent layers
-        self.max_prompt = MAX_PROMPT if model.device.type == "cpu" and not cache.states else 0
-        self.num_plain = PLAIN_STEPS.setdefault(model, Counter())
-        self.capacity = cache.capacity
+        can_pad = model.device.type == "cpu" and not cache.states  # padding would change recurrent states
+        self.max_prompt = min(MAX_PROMPT, max_rows(model.dtype)) if can_pad else 0
+        self.num_plain, self.capacity = PLAIN_STEPS.setdefault(model, Counter()), cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`
         self.starts: list[int] = []  # the positions of their last tokens
