@@ -115,19 +115,19 @@ def attention_kernel(q: Tensor, entries: Sequence[Tensor], slots: int) -> Callab
     return attend
 
 
-def has_few_rows(x: Tensor) -> bool:
-    return takes_kernels(x) and x.dim() > 0 and 0 < x.numel() <= max_rows(x.dtype) * x.size(-1)
+def has_few_rows(x: Tensor, weight_format: str = "") -> bool:
+    return takes_kernels(x) and x.dim() > 0 and 0 < x.numel() <= max_rows(x.dtype, weight_format) * x.size(-1)
 
 
 @cache
-def max_rows(dtype: torch.dtype) -> int:
-    """The largest number of rows of x for which the CPU kernel for unquantized weights is at least as fast as PyTorch;
-    0 in dtypes without a kernel."""
+def max_rows(dtype: torch.dtype, weight_format: str = "") -> int:
+    """The largest number of rows of x for which the CPU kernel for a weight in `weight_format` ("": unquantized) is at
+    least as fast as PyTorch; 0 in dtypes without a kernel."""
     cpu = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
-        return 256 if cpu.get("amx_tile") else ANY
-    if dtype == torch.float32 and cpu.get("avx512_f") and str(cpu.get("cpu_name", "")).startswith("AMD"):
-        return ANY  # MKL, PyTorch's matrix library, uses half of AMD's vector width
+        return {"int8": 768, "int4": ANY}.get(weight_format, 256) if cpu.get("amx_tile") else ANY
+    if dtype == torch.float32 and cpu.get("avx512_f"):  # MKL, PyTorch's library, uses half of AMD's vector width
+        return ANY if str(cpu.get("cpu_name", "")).startswith("AMD") else 512 if weight_format else 48
     return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 

@@ -17,8 +17,9 @@ from onward.kernels.quantized import plain_quantized_linear, weight_addresses
 
 def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply x (..., I) with a quantized weight (O, I) and add a bias (O,); return (..., O)."""
-    if has_few_rows(x):
-        kernel = product_kernel("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
+    weight_format = "int8" if codes.dtype == torch.int8 else "int4"
+    if has_few_rows(x, weight_format):
+        kernel = product_kernel(weight_format, x.dtype, bias is not None)
         if kernel is not None:
             with suppress(Unreadable):
                 return multiply(kernel, x, *weight_addresses(codes, scales, x.size(-1)), bias, len(codes))
