@@ -215,7 +215,10 @@ def run(lm: onward.LanguageModel, draft: EagleDraft | None, compile_after: int |
     options = Sampling(temperature=0), Sampling(temperature=0.7), Sampling(temperature=0)
     found = [engine.add(Request([7 + i, 3, 50, 9], s, 20, seed=i)) for i, s in enumerate(options)]
     engine.finish()
-    assert (engine.runner.compiled is None) == (compile_after is None)
+    steps = engine.runner.compiled
+    assert (steps is None) == (compile_after is None)
+    if steps:
+        assert {1, 16} <= {width for ((_, width), *_), *_ in steps.pool.free}, "prompts are compiled, too"
     return [request.tokens for request in found]
 
 

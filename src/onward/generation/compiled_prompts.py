@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from onward.compiled.interface import NotCompilable, hidden_step
+from onward.compiled.interface import NotCompilable, Step
 from onward.compiled.steps import CompiledSteps
 from onward.model.decoder import without_dropout
 
@@ -23,15 +22,15 @@ TILE = 16  # tokens of a prompt are padded to a multiple of this number
 
 
 def prefill(
-    steps: CompiledSteps, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], width: int
-) -> Tensor | None:
-    """Compute the hidden states (B, T, D) of `pieces` of prompts, padded to `width` tokens, as `Runner.forward_rows`
-    does; None if the caller must compute them."""
+    steps: CompiledSteps, step: Step, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], width: int
+) -> Any:
+    """Compute the result of `step`, such as hidden states (B, T, D), for `pieces` of prompts padded to `width` tokens,
+    in rows and at positions as in `Runner.forward_rows`; None if the caller must compute it."""
     # padding repeats a row's last token at its position, and so writes the same keys and values again
     columns = [[min(column, len(piece) - 1) for column in range(width)] for piece in pieces]
     tokens = torch.tensor([[piece[column] for column in row] for piece, row in zip(pieces, columns)])
     positions = torch.tensor(columns) + torch.tensor(starts)[:, None]
-    return steps.run(hidden_step, tokens, positions, max(starts) + width, first)
+    return steps.run(step, tokens, positions, max(starts) + width, first)
 
 
 def compile_ahead(runner: Runner, rows: int, folder: Path | None) -> str:
@@ -42,7 +41,7 @@ def compile_ahead(runner: Runner, rows: int, folder: Path | None) -> str:
         return "compile_after is None"
     runner.adapter(None)  # sets `selection`, which otherwise the first request sets
     steps = runner.compiled = runner.compiled or CompiledSteps(runner.model, runner.cache, runner.state)
-    prompts = [(hidden_step, width) for width in range(TILE, runner.max_prompt // rows + 1, TILE)]
+    prompts = [(runner.prompt_step, width) for width in range(TILE, runner.max_prompt // rows + 1, TILE)]
     with torch.inference_mode(), without_dropout(runner.model):
         for step, width in [(runner.compiled_step, 1), *prompts]:
             try:

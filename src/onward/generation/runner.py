@@ -35,16 +35,16 @@ PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDi
 
 
 class Runner:
-    """Calls a model on rows of a KV cache. With the model's `state`, a decoding step is compiled after `compile_after`
-    plain steps (None: never) of its kind, with the same number of rows, one or several tokens per row, and the same
-    adapters; on a CPU, so is a prefill of short prompts with about the same number of tokens.
+    """Calls a model on rows of a KV cache. With the model's `state`, a decoding step, or on a CPU a prefill of short
+    prompts, is compiled after `compile_after` plain ones (None: never) of about the same shape.
 
     Views of the cache are reused in later steps with the same range of rows and rounded length, except views with
     `counts`. While the same rows decode, sampled tokens and positions stay on the device: the next step needs no copy
     from the host.
     """
 
-    compiled_step: Step = staticmethod(decoding_step)  # the function that is compiled
+    compiled_step: Step = staticmethod(decoding_step)  # the functions that are compiled
+    prompt_step: Step = staticmethod(hidden_step)
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class Runner:
         width = -(-max(map(len, pieces)) // TILE) * TILE
         if len(pieces) * width <= self.max_prompt:
             with self.using(adapters):
-                steps = self.compiled_steps(hidden_step, len(pieces), width)
-                if steps and (hidden := prefill(steps, first, pieces, starts, width)) is not None:
+                steps = self.compiled_steps(self.prompt_step, len(pieces), width)
+                if steps and (hidden := prefill(steps, self.prompt_step, first, pieces, starts, width)) is not None:
                     return hidden
         return self.forward_rows(first, pieces, starts, adapters)
 

@@ -54,15 +54,15 @@ def reading(model: Decoder, layers: Sequence[int]) -> Iterator[list[Tensor]]:
 
 
 @cache
-def reading_step(layers: tuple[int, ...]) -> Step:
+def reading_step(layers: tuple[int, ...], head: bool) -> Step:
     """Return a function to compile: it runs the model without checks, for tokens (B, T) at positions (B, T) over the
-    cache rows in `view`, and returns the logits (B, T, V), and the hidden states (B, T, D) that a draft with `layers`
-    reads."""
+    cache rows in `view`, and returns the logits (B, T, V), without `head` the hidden states (B, T, D), and the hidden
+    states that a draft with `layers` reads."""
 
     def step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> tuple[Tensor, Tensor]:
         with reading(model, layers) as inputs:
             hidden = model.hidden_of_checked(tokens, positions, view)
-        return model.logits(hidden), torch.cat(inputs, -1) if layers else hidden
+        return model.logits(hidden) if head else hidden, torch.cat(inputs, -1) if layers else hidden
 
     return step
 
@@ -74,8 +74,7 @@ class ReadingRunner(Runner):
     def __init__(self, runner: Runner, draft: ReadingDraft, active: Sequence[Request]) -> None:
         super().__init__(runner.model, runner.cache, runner.state, runner.compile_after)
         self.draft, self.active, self.layers = draft, active, tuple(draft.layers)
-        self.compiled_step = reading_step(self.layers)
-        self.max_prompt = 0  # `forward_rows` reads the inputs of blocks
+        self.compiled_step, self.prompt_step = reading_step(self.layers, True), reading_step(self.layers, False)
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
         return decode_drafted(self, requests, [()] * len(requests))
@@ -87,6 +86,14 @@ class ReadingRunner(Runner):
             hidden = super().forward_rows(first, pieces, starts, adapters, idle)
         self.pass_on(first, starts, torch.cat(inputs, -1) if inputs else hidden)
         return hidden
+
+    def prefill(self, first: int, pieces: Pieces, starts: Sequence[int], adapters: Sequence[str] = ()) -> Tensor:
+        result: Any = super().prefill(first, pieces, starts, adapters)
+        if isinstance(result, Tensor):  # of `forward_rows`
+            return result
+        hidden, states = result
+        self.pass_on(first, starts, states)
+        return hidden  # type: ignore[no-any-return]
 
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         result: Any = super().run_compiled(tokens, positions, length)
