@@ -66,11 +66,11 @@ def attention_contexts(
     computed in at least fp32; `dtype` is that of the hidden states."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
-    segments = None if plain or cache else Segments.of(positions)
+    segments, shared = None if plain or cache else Segments.of(positions), SharedKeys()
     indices: dict[object, SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    contexts, shared = list[AttentionContext](), SharedKeys()
+    contexts: list[AttentionContext] = []  # torch.compile cannot trace list[AttentionContext]()
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         layer_cache = cache.layers[kv_source(config, layer) if attention.shares_kv else layer] if cache else None
