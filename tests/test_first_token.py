@@ -16,11 +16,13 @@ from onward import BlockManager, Decoder, DecoderConfig, LanguageModel, PagedKVC
 from onward.api.language_model import GenerationKeywords
 from onward.compiled import fingerprint
 from onward.compiled.fingerprint import Snapshot
+from onward.compiled.program import Program
 from onward.config.lora import LoRA
+from onward.generation.runner import COMPILE_AFTER
 from onward.transforms.lora import add_lora
 from onward.transforms.quantize import quantize_model
 
-FORWARD = {Decoder.hidden_of_checked.__code__, Decoder.logits.__code__}
+FORWARD = {Decoder.hidden_of_checked.__code__, Decoder.logits.__code__, Program.run.__code__}
 
 
 def made(lm: LanguageModel, layers: int = 2, vocabulary: int = 0, context: int = 64) -> LanguageModel:
@@ -30,8 +32,8 @@ def made(lm: LanguageModel, layers: int = 2, vocabulary: int = 0, context: int =
     return LanguageModel(Decoder(config).eval(), lm.tokenizer)
 
 
-def num_calls(run: Callable[[], object]) -> int:
-    """The number of Python functions called outside the forward pass."""
+def num_calls(run: Callable[[], object], repeated: int) -> int:
+    """The number of Python functions called outside the forward pass, after `repeated` runs."""
     count, inside = 0, 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -43,7 +45,7 @@ def num_calls(run: Callable[[], object]) -> int:
         elif event == "call":
             count += 1
 
-    for _ in range(2):
+    for _ in range(repeated):
         run()
     sys.setprofile(note)
     try:
@@ -53,19 +55,28 @@ def num_calls(run: Callable[[], object]) -> int:
     return count
 
 
-def calls_of(lm: LanguageModel) -> Iterator[int]:
+def calls_of(lm: LanguageModel, repeated: int) -> Iterator[int]:
     lm.tokenizer.templates["default"] = "{{ messages[0].content }}"  # type: ignore[union-attr]
-    yield num_calls(lambda: lm.generate("The cat", 1, temperature=0))
-    yield num_calls(lambda: lm.complete(["The cat sat on the mat.", "A dog"], 1, seed=1))
-    yield num_calls(lambda: list(lm.stream("The cat", 1, temperature=0)))
-    yield num_calls(lambda: lm.chat("The cat", 1, temperature=0))
+    yield num_calls(lambda: lm.generate("The cat", 1, temperature=0), repeated)
+    yield num_calls(lambda: lm.complete(["The cat sat on the mat.", "A dog"], 1, seed=1), repeated)
+    yield num_calls(lambda: list(lm.stream("The cat", 1, temperature=0)), repeated)
+    yield num_calls(lambda: lm.chat("The cat", 1, temperature=0), repeated)
 
 
 @pytest.mark.parametrize("larger", [{"layers": 6}, {"vocabulary": 5000}, {"context": 4096}], ids=str)
-def test_a_call_does_as_much_beside_the_forward_pass_of_any_model(lm: LanguageModel, larger: dict[str, int]) -> None:
-    small, large = made(lm), made(lm, **larger)
+@pytest.mark.parametrize("repeated", [2, COMPILE_AFTER + 2], ids=["plain", "compiled"])
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_a_call_does_as_much_beside_the_forward_pass_of_any_model(
+    lm: LanguageModel, larger: dict[str, int], repeated: int, precision: str | None
+) -> None:
+    found = []
+    for sizes in {}, larger:
+        one = made(lm, **sizes)
+        if precision:
+            quantize_model(one.model, precision)
+        found.append([*calls_of(one, repeated)])
     # a larger vocabulary may split the text into different tokens
-    assert [*calls_of(small)] == pytest.approx([*calls_of(large)], abs=8)
+    assert found[0] == pytest.approx(found[1], abs=8)
 
 
 def test_calls_neither_describe_the_model_again_nor_read_its_weights(lm: LanguageModel) -> None:

@@ -27,7 +27,7 @@ CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # dtype and class of a ca
 
 def layout(model: Decoder, cache: KVCache) -> CacheLayout:
     """Return the layout of a cache for a model: a compiled step fits every cache of the same layout."""
-    return model.dtype, type(cache), any(layer.quantized for layer in cache.layers)
+    return model.dtype, type(cache), next((layer.quantized for layer in cache.layers if layer.entries), False)
 
 
 class StepPool:
