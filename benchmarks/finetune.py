@@ -41,8 +41,8 @@ PROMPT = "The quick brown fox jumps over the lazy dog, and "
 
 def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="number of turns of each side (default: 2)")
-    parser.add_argument("--steps", type=int, default=3, help="number of timed steps of a turn (default: 3)")
+    parser.add_argument("--rounds", type=int, default=2, help="number of runs of each library (default: 2)")
+    parser.add_argument("--steps", type=int, default=3, help="number of timed steps per run (default: 3)")
     parser.add_argument(
         "--precision", default="bf16", choices=["fp32", "bf16"], help="precision of both sides (default: bf16)"
     )

@@ -38,8 +38,8 @@ Spans = list[tuple[float, float]]
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each setup (default: 3)")
-    parser.add_argument("--steps", type=int, default=6, help="timed steps of a turn (default: 6)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of runs of each setup (default: 3)")
+    parser.add_argument("--steps", type=int, default=6, help="number of timed steps per run (default: 6)")
     parser.add_argument(
         "--precision", default="fp32", choices=["fp32", "bf16"], help="precision of training (default: fp32)"
     )

@@ -45,7 +45,7 @@ def widened(lm: onward.LanguageModel, factor: int) -> onward.LanguageModel:
     old = dict(lm.model.named_parameters())
     for name, new in model.named_parameters():
         rows, kind = torch.arange(len(old[name])), name.split(".")[-2]
-        if new.dim() == 1:  # weight of a norm; zeros divide the mean square of its input by `factor`
+        if new.dim() == 1:  # weight of a norm; padding its input with zeros divides the mean square by `factor`
             filled(new, old[name] * factor**-0.5, rows)
         elif kind in ("q", "k"):
             filled(new, old[name], rotated(len(rows), c.d_head, factor), torch.arange(d))

@@ -1,8 +1,8 @@
 """Routing of tokens to experts.
 
 A decoder with a mixture of 4 experts in each of 2 layers is trained on Python's documentation; every character uses one
-expert. The routers learn to divide the work from the loss alone; an auxiliary loss only keeps all experts in use. The
-table shows the distribution of each kind of character over the experts. --out draws it, with the experts of each
+expert. The cross-entropy alone teaches the routers to divide the work; an auxiliary loss only keeps all experts in use.
+The table shows the distribution of each kind of character over the experts. --out draws it, with the experts of each
 character of a sentence (.svg, .png, .html).
 """
 

@@ -172,7 +172,7 @@ def learn_page() -> str:
             "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
             "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters "
             "ask you to write functions: `onward learn 4 --check mine.py` checks them and names the likely mistake. "
-            f"The course has {len(PARTS)} parts, and each ends with a quiz: {parts}.\n",
+            f"The course has {len(PARTS)} parts: {parts}. Each part ends with a quiz.\n",
             '<div class="chapters" markdown="1">\n',
             *rows,
             "</div>\n",

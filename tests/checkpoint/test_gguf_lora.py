@@ -68,7 +68,7 @@ REFUSED = {
         LoRA(rank=2, targets=("embed",)),
     ),
     "the fully trained norm.weight": ("llama", replace(BLOCKS, full=("norm",))),
-    "its file's weights contain factors": ("falcon-h1", LoRA(rank=2, targets=("mlp",))),
+    "its weights differ from those of the model's GGUF file": ("falcon-h1", LoRA(rank=2, targets=("mlp",))),
 }
 
 

@@ -31,7 +31,7 @@ def resident(process: int) -> int:
 
 @dataclass
 class Attacked:
-    """A server in a separate process with a low limit of open files."""
+    """A server in a separate process with a low limit on the number of open files."""
 
     url: str
     process: Forked

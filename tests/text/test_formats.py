@@ -211,7 +211,8 @@ def test_tokens_and_bos_of_the_configuration_are_added(tmp_path: Path) -> None:
     config["added_tokens_decoder"] = {"7000": {"content": "<|odd|>", "special": True}}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(
-        UserError, match=r"Cannot add the token '<\|odd\|>' .* tokenizer.model gives it an id other than 7000"
+        UserError,
+        match=r"Cannot add the token '<\|odd\|>' .* id 7000, which is not the next free id after .* tokenizer.model",
     ):
         Tokenizer.load(tmp_path)
 

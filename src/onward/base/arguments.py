@@ -1,6 +1,6 @@
 """Type annotations, each read once, and the arguments and fields that are checked against them.
 
-`type_of` is the only reader of annotations. Code that depends on a type, such as a check of a Python value (here), the
+`type_of` reads the annotations. Code that depends on a type, such as a check of a Python value (here), the
 conversion of text (`fields`) or an option of a command, uses the Type. Does not import torch.
 """
 

@@ -1,4 +1,4 @@
-"""DecoderConfig: a decoder as a value, its sizes and its parts. Does not import torch.
+"""DecoderConfig: the sizes and the parts of a decoder. Does not import torch.
 
 Every part can be imported from here. A part may be a tuple, which repeats over the layers:
 `attention=(SelfAttention(window=128), SelfAttention())` alternates local and global layers.

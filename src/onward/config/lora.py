@@ -1,4 +1,4 @@
-"""Adapters as values: the rank of LoRA, the adapted weights, their initialization, and variants. Does not import
+"""The configs of adapters: the rank of LoRA, the adapted weights, their initialization, and variants. Does not import
 torch."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mesh of the processes of a run, as a value. Does not import torch."""
+"""The config of the mesh of a run's processes. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of the sources of a mixture as values. Does not import torch."""
+"""Config classes for the sampling weights of a mixture's sources. Does not import torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Granite with sinks, windows in three of four layers, and layers without positions (IBM 2026), also with experts."""
+"""Granite with attention sinks, windows in three of four layers, and layers without positions, dense or with experts
+(IBM 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

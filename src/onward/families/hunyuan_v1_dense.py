@@ -36,7 +36,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def with_alpha(hf: HF) -> HF:
-    """Return `hf` with `alpha` of dynamic scaling, which enlarges theta at any length, replaced by the larger theta."""
+    """Return `hf` with the larger theta that `alpha` of dynamic scaling implies at any length, in place of `alpha`."""
     table = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
     if table.get("rope_type", table.get("type")) != "dynamic" or not table.get("alpha"):
         return hf

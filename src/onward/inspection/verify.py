@@ -205,7 +205,7 @@ def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
     tolerance = max(ours, reference.tolerance)
     finding = replace(finding, allowed=finding.allowed * tolerance / ours)
     *streams, last = residuals(subject.model, subject.tokens)
-    streams = [*streams, subject.model.norm(last)]  # the last stream of transformers is also after the norm
+    streams = [*streams, subject.model.norm(last)]  # a reference's last stream is after the final norm
     share = {
         i: float((streams[i].float() - x.float()).abs().max() / x.float().abs().max().clamp(min=1e-6))
         for i, x in theirs.streams.items()

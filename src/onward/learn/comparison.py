@@ -60,7 +60,7 @@ def difference(expected: Sequence[Any], got: Sequence[Any]) -> str:
     if len(right) < len(expected) or len(wrong) < len(got):
         return ""
     if is_mask(expected[0]) and not all(map(is_mask, got)):
-        return "the result holds numbers: return True and False, a tensor of bool"
+        return "the result holds numbers: return a tensor of bool (True and False)"
     pairs = [*zip(right, wrong)]
     if any(two.isnan().any() and not one.isnan().any() for one, two in pairs):
         return (

@@ -73,8 +73,9 @@ def tried(config: DecoderConfig) -> list[Kept]:
 
 
 def reduced(config: DecoderConfig) -> DecoderConfig:
-    """Return the config of a trial's decoder: a small vocabulary, and about WEIGHTS elements in its layers, but at
-    least two layers, one with each part except norms, and all layers if some share keys and values."""
+    """Return the config of a trial's decoder, with a small vocabulary and as many layers as have about WEIGHTS
+    elements, but at least two, and one with each attention, block, MLP and position. If layers share keys and values,
+    all remain."""
     period = max(len(each(parts)) for parts in (config.attention, config.block, config.mlp, config.position))
     most = max(period, 2, WEIGHTS // (4 * config.d_model**2 + 3 * config.d_model * config.d_ff))
     shared = any(part.shares_kv for part in each(config.attention))

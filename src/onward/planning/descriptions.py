@@ -94,9 +94,7 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
     yield Fact("key/value bytes per token", first, "in all layers, at 16 bits per element")
     states = state_bytes(config)
     yield Fact("state bytes per row", states, "in all recurrent layers, at any length; matrices at 32 bits", not states)
-    yield Fact(
-        "key/value bytes, windows full", last, "once layers with a window overwrite their oldest token", first == last
-    )
+    yield Fact("key/value bytes, windows full", last, "of one more token, once windows are full", first == last)
     for field in dataclasses.fields(config):
         value, meaning = getattr(config, field.name), fields.docs(DecoderConfig)[field.name]
         if isinstance(value, Part | tuple):

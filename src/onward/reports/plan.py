@@ -152,7 +152,7 @@ class Planned:
         yield line("KV cache per token", per_token, f"cached numbers of all layers x {how}")
         if any(0 < at(config.attention, layer).window < self.context for layer in range(config.n_layers)):
             last = cache_bytes_per_token(config, dtype.itemsize, self.context)
-            yield line("KV cache per token, windows full", last, "layers with a window overwrite their oldest token")
+            yield line("KV cache per token, windows full", last, "layers with a window overwrite their oldest entry")
         if states:
             yield line("states of a row", states, "recurrent layers, the same at any length; in fp32")
         yield line(

@@ -22,7 +22,7 @@ class Account:
         self.ends.callback(self.arrive)
 
     def arrive(self) -> None:
-        """Record that the answers have reached the engines' thread, or that there are none."""
+        """Record that the request's job has reached the engines' thread, or that the request ended without one."""
         self.accounts.coming.discard(self)
 
     def grow(self, size: int) -> None:

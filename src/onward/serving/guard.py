@@ -140,7 +140,7 @@ class Guard:
         return bytes(body)
 
     async def answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Run the application on a request whose body is complete, until its client has gone."""
+        """Run the application on a request whose body is complete; cancel it if the client disconnects."""
         messages = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def once() -> Message:

@@ -35,9 +35,9 @@ PATIENCE = 0.003  # maximum seconds that a step waits for the event loop to send
 
 class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
-    while there is no request. Between two steps, it does one piece of the work in `pieces`, which runs models outside
-    the engines, once steps have taken as long as the previous piece. `share` limits the rows of each client, see
-    `take_turns`. `coming` has an item for each request on its way to `add`."""
+    while there is no request. The work in `pieces` runs models outside the engines: the worker does one piece between
+    two steps and, while an engine is busy, the next one after the steps have taken as long. `share` limits the rows of
+    each client, see `take_turns`. `coming` has an item for each request on its way to `add`."""
 
     def __init__(self, observe: StepObserver, share: float = 1.0, coming: Collection[object] = ()) -> None:
         super().__init__(name="onward-engine", daemon=True)

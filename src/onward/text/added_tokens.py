@@ -38,8 +38,8 @@ def add_published(inner: tokenizers.Tokenizer, tables: Tables, names: Mapping[st
     for content, i in new.items():
         if inner.token_to_id(content) != i:
             raise UserError(
-                f"Cannot add the token {content!r} of tokenizer_config.json or added_tokens.json, because {file} gives "
-                f"it an id other than {i}: copy or download the files again"
+                f"Cannot add the token {content!r} of tokenizer_config.json or added_tokens.json with its id {i}, "
+                f"which is not the next free id after the tokens of {file}: copy or download the files again"
             )
 
 

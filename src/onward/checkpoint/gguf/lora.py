@@ -100,7 +100,10 @@ def write_adapter(
 def check(model: Decoder, name: str, folded: bool) -> None:
     """Raise a UserError if an adapter has parts that GGUF cannot store."""
     if folded:
-        raise UserError("Cannot write an adapter of this model, because its file's weights contain factors: merge it")
+        raise UserError(
+            "Cannot write an adapter of this model as GGUF, because its weights differ from those of the model's GGUF "
+            "file: merge the adapter instead"
+        )
     if token_rows(model, name) is not None:
         raise UserError("Cannot write an adapter with trained rows of new tokens as GGUF: merge it instead")
     if head_labels(model):

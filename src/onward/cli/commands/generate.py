@@ -57,7 +57,7 @@ class Search:
     """Search for likely answers instead of sampling."""
 
     beams: int = 0  # number of beams for beam search; 0: no beam search
-    groups: int = 1  # number of groups of beams that must differ (diverse beam search)
+    groups: int = 1  # number of groups of beams (diverse beam search)
     diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that chose it in this step
     length_penalty: float = 1.0  # exponent of the length in beam search; larger values prefer longer answers
     early_stopping: Literal["true", "false", "never"] = "false"  # true: stop when as many answers as beams are finished

@@ -17,8 +17,8 @@ ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # escapes in the texts of ESCAPED 
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
-    """Parse command-line words to an instance of the dataclass `cls`; `prog` is the name of the command, `about` the
-    text of `--help`."""
+    """Parse the command-line arguments `argv` into an instance of the dataclass `cls`; `prog` is the name of the
+    command, `about` the text of `--help`."""
     return made(cls, read(cls, argv, prog=prog, about=about), prog)
 
 

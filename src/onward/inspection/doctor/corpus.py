@@ -41,7 +41,7 @@ def ended(c: Corpus) -> Outcome:
     ends = starts[1 :: max(1, len(starts) // ENDS)]  # the last document may be cut
     good = sum(int(c.train[end - 1 : end][0]) in c.end_ids for end in ends.tolist())
     what = f"{good:,} of {len(ends):,} documents end with an end token"
-    return verdict(good == len(ends), what, "the texts were joined before tokenization")
+    return verdict(good == len(ends), what, "the others were tokenized without an end token")
 
 
 def dominated(c: Corpus) -> Outcome:

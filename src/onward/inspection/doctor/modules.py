@@ -199,7 +199,7 @@ PARTS = {
     ),
     "experts": Check(
         "a list of experts and their router in one module",
-        "replaces experts by constants, so that the module returns the sum of their weights",
+        "makes the experts return a constant, so that the output shows the sum of each token's routing weights",
         "the size of the module's output depends on the confidence of the router, and changes in training",
         "divide the weights of the chosen experts by their sum, or apply the softmax after the choice",
         experts,

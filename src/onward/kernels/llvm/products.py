@@ -135,7 +135,7 @@ class Product:
                         partials = int4.dot(code, unit, prepared, these, given.weight, given.scales, output, inputs)
                         self.store(code, given, partials, these, output, 1)
             return
-        if self.weight_format == "int8" and dtype == "bfloat16":  # int8 takes fewer steps to fp32 than to bf16
+        if self.weight_format == "int8" and dtype == "bfloat16":  # converting to fp32 takes fewer instructions
             x, dtype, unit = widened(code, x, dtype, code.mul(rows, inputs)), "float32", Unit()
         with code.loop(first, end) as (output, _), code.loop(0, rows) as (row, _):
             of_x = Row(x, dtype, self.x_index(code, given, row))

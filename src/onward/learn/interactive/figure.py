@@ -30,8 +30,8 @@ body { margin: 0 auto; max-width: 46rem; padding: .25rem; font: 16px/1.5 system-
 
 @dataclass(frozen=True)
 class InteractiveFigure:
-    """A figure with sliders, whose numbers are `data`. A notebook displays it, and `write` saves it as a page or as
-    JSON."""
+    """A figure with sliders; `data` holds the values that it draws. A notebook displays it, and `write` saves it as a
+    page or as JSON."""
 
     kind: str  # such as samplers, which samplers.js draws
     title: str

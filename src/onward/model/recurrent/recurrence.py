@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK = 64  # tokens of a chunk
-BLOCK = 16  # tokens of a block, in which decays per key element are multiplied pair by pair
+BLOCK = 16  # tokens of a block, in which decays per key element are computed for each pair of tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,7 +97,7 @@ class RunRecord(Shown):
 
     @cached_property
     def scores(self) -> list[TaskScore]:
-        """Stored scores at benchmark tasks, measured after the last training step."""
+        """Stored scores on benchmark tasks, measured after the last training step."""
         steps = self.metrics.steps
         return read_scores(self.folder, int(steps[-1]["step"]) if steps else 0)
 

@@ -43,8 +43,8 @@ def mxfp4(name: str, parts: Parts, config: Config) -> StoredTensor:
 
 
 def nvfp4(name: str, parts: Parts, config: Config) -> StoredTensor:
-    """A weight stored as elements (O, I / 2) and fp8 scales `weight_scale` (O, I / 16), and one factor in fp32 for all:
-    `weight_scale_2` of ModelOpt, or its inverse, `weight_global_scale` of compressed-tensors."""
+    """A weight (O, I) stored as packed bytes (O, I / 2), fp8 scales `weight_scale` (O, I / 16), and one fp32 factor of
+    the whole tensor: `weight_scale_2` in ModelOpt, or its inverse, `weight_global_scale`, in compressed-tensors."""
     packed, scales = parts.get(".weight_packed") or parts[".weight"], parts[".weight_scale"]
     inverse = parts.get(".weight_global_scale")
     factor = inverse or parts[".weight_scale_2"]
