@@ -22,11 +22,11 @@ from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.state_prefixes import StatePrefixCache
 from onward.generation.check_request import check_cache, check_mask, check_request
-from onward.generation.compiled_prompts import compile_ahead
 from onward.generation.drafts.forward import decode_drafted
 from onward.generation.drafts.proposal import Draft, Proposal, is_ours
 from onward.generation.drafts.reading import ReadingDraft, ReadingRunner
 from onward.generation.drafts.times import SpeculationTimes
+from onward.generation.engine.ahead import compile_ahead
 from onward.generation.engine.sampler import Sampler
 from onward.generation.engine.scheduler import Schedule, Scheduler
 from onward.generation.failures import NotANumber, nan_error
