@@ -1,5 +1,6 @@
 """A term from the glossary, or a command without its arguments, gives a helpful message."""
 
+import re
 from shlex import split
 
 import pytest
@@ -62,5 +63,16 @@ def test_a_term_leads_to_its_place(line: str, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_field_of_a_config_given_to_the_decoder_names_the_config() -> None:
-    with pytest.raises(onward.UserError, match=r"write Decoder\(DecoderConfig\(vocab_size=...\)\)"):
+    with pytest.raises(onward.UserError) as raised:
         onward.Decoder(vocab_size=50)  # type: ignore[call-arg]
+    advice, filled = str(raised.value).partition("write ")[2], iter(["50", "16", "2", "4"])
+    model = eval(
+        re.sub(r"\.\.\.", lambda _: next(filled), advice),
+        {name: getattr(onward, name) for name in ("Decoder", "DecoderConfig")},
+    )
+    assert (model.config.vocab_size, model.config.n_heads) == (50, 4)
+
+
+def test_all_missing_arguments_are_named_at_once() -> None:
+    with pytest.raises(onward.UserError, match="d_model and n_layers and n_heads are missing: give them"):
+        onward.DecoderConfig(vocab_size=50)  # type: ignore[call-arg]

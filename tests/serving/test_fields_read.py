@@ -98,6 +98,7 @@ OWN: dict[tuple[str, str], Any] = {  # values for a field of one route only
     ("/v1/chat/completions", "logprobs"): True,
     ("/v1/chat/completions", "top_logprobs"): (1, {"logprobs": True}),
     ("/v1/responses", "top_logprobs"): (1, {"include": [LOGPROBS], "reasoning_format": "none"}),
+    ("/api/distribution", "target"): (200, {}),
     ("/api/distribution", "forced_tokens"): ([65, 66], {"prompt_length": 2}),
     ("/tokenize", "add_generation_prompt"): (False, {"prompt": None, "messages": ASK}),
 }

@@ -71,6 +71,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_a_distribution_lists_the_token_that_was_drawn(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.serving.inside.SHOWN", 2)
+    rows = server.post("/api/distribution", tokens=[65]).json()["rows"]
+    target = next(token for token in range(9) if token not in {row["token"] for row in rows})
+    listed = server.post("/api/distribution", tokens=[65], target=target).json()["rows"]
+    assert listed[:-1] == rows
+    assert listed[-1]["token"] == target
+    refused = server.post("/api/distribution", tokens=[65], target=10**6)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "target")
+
+
 @pytest.mark.parametrize("path", ["distribution", "lens", "attention", "attribution"])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_looked_into_is_named(name: str, path: str, server: Running) -> None:

@@ -296,12 +296,32 @@ def test_everything_is_reached_by_keyboard(server: Running, browser: Any) -> Non
         page.locator(".versions", has_text="2 of 2").wait_for()
         ended(page)
         page.focus("#tab-next")
-        for _ in range(3):
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("#lines path", state="attached")
+        tab("#attention-text .token")
+        page.keyboard.press("Home")
+        page.locator("#attention-from", has_text="token 1").wait_for()
+        page.keyboard.press("ArrowRight")
+        page.locator("#attention-from", has_text="token 2").wait_for()
+        page.focus("#tab-attention")
+        for _ in range(2):
             page.keyboard.press("ArrowRight")
         page.wait_for_selector("#parts button")
         tab("#parts button")
         page.keyboard.press("Enter")
         page.wait_for_selector("#parts button[aria-pressed=true]")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_axe_finds_nothing_in_the_course_and_the_reference(
+    width: int, scheme: str, server: Running, browser: Any
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python").Axe()
+    with opened(browser, server.url, scheme, width) as page:
+        for path in "/learn", "/learn/4", "/learn/9", "/docs":
+            page.goto(server.url + path)
+            found = axe.run(page).response["violations"]
+            assert [(fault["id"], fault["nodes"][0]["html"]) for fault in found] == [], path
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -290,19 +290,32 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         others = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
         unknown = None if others else next((name for name in kwargs if name not in known), None)
         missing = re.fullmatch(r"missing a required (?:\S+ )?argument: '(\w+)'", str(error))
-        what = f"{missing[1]} is missing: give it" if missing else str(error)
+        what = str(error)
+        if missing and not unknown:
+            given = signature.bind_partial(*args, **kwargs).arguments
+            names = [p.name for p in signature.parameters.values() if is_required(p) and p.name not in given]
+            what = f"{' and '.join(names)} {'are missing: give them' if len(names) > 1 else 'is missing: give it'}"
         if unknown:
             what = f"{unknown} is not an argument: {config_with(function, unknown) or nearest(unknown, known)}"
         raise UserError(f"{function.__qualname__.removesuffix('.__init__')}: {what}") from None
 
 
 def config_with(function: Callable[..., Any], name: str) -> str:
-    """The advice to pass the argument `name` to a dataclass that the function takes, such as "write
-    Decoder(DecoderConfig(vocab_size=...))"; "" if the function takes no dataclass with this field."""
+    """The advice to pass the argument `name` to a dataclass that the function takes, together with the fields that the
+    dataclass needs, such as "write Decoder(DecoderConfig(vocab_size=..., ...))"; "" if the function takes no dataclass
+    with this field."""
     owner = function.__qualname__.removesuffix(".__init__")
     kinds = (parameter.annotation for parameter in signature_of(function).parameters.values())
-    configs = (kind for kind in kinds if name in getattr(kind, "__dataclass_fields__", ()))
-    return next((f"write {owner}({config.__name__}({name}=...))" for config in configs), "")
+    for config in (kind for kind in kinds if name in getattr(kind, "__dataclass_fields__", ())):
+        required = [p.name for p in inspect.signature(config).parameters.values() if is_required(p)]
+        fields = ", ".join(f"{one}=..." for one in dict.fromkeys([name, *required]))
+        return f"write {owner}({config.__name__}({fields}))"
+    return ""
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and not variadic
 
 
 @functools.cache

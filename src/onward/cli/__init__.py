@@ -76,13 +76,12 @@ def dispatch(words: list[str]) -> int:
     if words[0] not in COMMANDS:
         from onward.base.errors import UserError
         from onward.base.fields import nearest
-        from onward.learn.glossary import asked, find
+        from onward.learn.glossary import where_to_look
 
-        term = asked(" ".join(words))
         if meant := SYNONYMS.get(words[0].lower()):
             advice = f"did you mean {meant}?"
         else:
-            advice = f"onward help {term} explains the term" if find(term) else nearest(words[0], COMMANDS)
+            advice = where_to_look(" ".join(words)) or nearest(words[0], COMMANDS)
         raise UserError(f"{words[0]!r} is not a command: {advice}")
     if words[0] not in IN_PROCESSES and (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         from onward.base.errors import UserError

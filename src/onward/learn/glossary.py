@@ -46,6 +46,14 @@ def asked(text: str) -> str:
     return " ".join(word for word in text.replace("?", " ").split() if not QUESTION.fullmatch(word))
 
 
+def where_to_look(question: str) -> str:
+    """Advice for a question or a term that was given as a command; "" for other words."""
+    if find(term := asked(question)):
+        return f"onward help {term} explains the term"
+    is_question = QUESTION.fullmatch(question.split(maxsplit=1)[0])
+    return "onward help TERM explains a term, and onward learn lists the chapters" if is_question else ""
+
+
 def find(text: str) -> list[Entry]:
     """The entries with this name, its singular or its plural, ignoring case, spaces and punctuation; or else those with
     the term that the question `text` asks for; or else the entries of `mentioning`; or else that of `contained`."""

@@ -60,6 +60,9 @@ class LookAtSampling(SamplingFields, Look):
     prompt_length: Annotated[Whole, Field(ge=0)] | None = Field(
         None, description="Number of tokens of the prompt; penalties count the tokens after it."
     )
+    target: Annotated[Whole, Field(ge=0)] | None = Field(
+        None, description="A token that is listed in any case, such as the one that was drawn."
+    )
 
 
 def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]:
@@ -128,6 +131,8 @@ async def distribution(body: LookAtSampling, http: Request) -> dict[str, Any]:
     after the request's sampling options, and how many tokens can be sampled with these options and without."""
     service, served, tokens, position = text_of(body, http)
     options = Sampling(**{"temperature": 1.0} | body.given())
+    if body.target is not None and body.target >= served.lm.config.vocab_size:
+        raise ApiError(f"There is no token {body.target}: give the id of a token", param="target")
     before_position = tokens[: position + 1]
     kept: Logits = http.app.state.logits
     prompt = len(before_position) if body.prompt_length is None else min(body.prompt_length, len(before_position))
@@ -139,6 +144,7 @@ async def distribution(body: LookAtSampling, http: Request) -> dict[str, Any]:
         after = next_token_distribution(logits[None], options, [before_position], [prompt], allowed)[0]
         best = before.topk(min(SHOWN, len(before))).indices.tolist()
         best += [token for token in after.topk(min(SHOWN, len(after))).indices.tolist() if token not in best]
+        best += [body.target] if body.target is not None and body.target not in best else []
         ranked = [token for token in best if float(before[token]) > 0]
         rows = [
             piece(served.lm.text(), token) | {"before": float(before[token]), "after": float(after[token])}

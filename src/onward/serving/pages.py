@@ -18,7 +18,8 @@ FOLDER = Path(__file__).parent / "page"
 COURSE = (
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-    '<title>Onward: the course</title>\n<link rel="stylesheet" href="/page/course.css">\n</head>\n<body>\n<main>\n'
+    '<title>Onward: the course</title>\n<link rel="icon" href="data:,">\n'
+    '<link rel="stylesheet" href="/page/course.css">\n</head>\n<body>\n<main>\n'
     "<h1>The course</h1>\n<ol>\n{}\n</ol>\n</main>\n</body>\n</html>\n"
 )
 # chapters are files of ours that hold their styles, pictures and scripts; nothing else is loaded or sent

@@ -25,10 +25,10 @@ PAGE = """<!doctype html>
 </style>
 </head>
 <body>
+<main>
 <h1>The API of this server</h1>
 <p class="lead"><!--about--></p>
 <p>The same as a schema for programs: <a href="/openapi.json">/openapi.json</a>.</p>
-<main>
 <!--body-->
 </main>
 </body>

@@ -1,6 +1,6 @@
 // Attention: lines from one token to the tokens that a head reads, and the weights of all heads as rows.
 import { ask } from "./api.js";
-import { at, legible, node, quoted, shade } from "./dom.js";
+import { at, legible, listbox, node, quoted, shade } from "./dom.js";
 import { rolesOf } from "./parts.js";
 
 const LEAST = 0.02; // smallest weight that has a line
@@ -31,11 +31,16 @@ const fillHeads = () => fill("head", roles[head()[0]].length, (index) => `head $
 async function read(position, signal) {
   ({ weights } = await ask("/api/attention", { model: given.model, tokens: given.tokens, position, edits: given.edits }, signal));
   from = position;
-  at("attention-text").replaceChildren(...given.texts.map((text, index) => {
+  const spans = given.texts.map((text, index) => {
     const span = node("span", { className: "token", textContent: legible(text).replaceAll("\n", "↵\n") });
-    span.onclick = () => read(index, signal);
+    span.setAttribute("aria-label", `token ${index + 1}: ${legible(text) || "nothing"}`);
     return span;
-  }));
+  });
+  at("attention-text").replaceChildren(...spans);
+  listbox(at("attention-text"), spans, from, "Tokens of the text", async (index, byKey) => {
+    await read(index, signal);
+    if (byKey) at("attention-text").children[index]?.focus();
+  });
   draw();
   at("attention-text").children[from]?.scrollIntoView({ block: "nearest" });
 }

@@ -10,6 +10,26 @@ export function node(name, options = {}, ...children) {
 
 export const button = (textContent, onclick, options = {}) => node("button", { type: "button", textContent, onclick, ...options });
 
+// Make `options`, the children of `list`, the options of a listbox: a click, the arrow keys, Home, End, Enter and the
+// space bar call `choose(index, byKey)`.
+export function listbox(list, options, chosen, label, choose) {
+  options.forEach((option, index) => {
+    option.setAttribute("role", "option");
+    option.setAttribute("aria-selected", String(index === chosen));
+    option.tabIndex = index === Math.max(chosen, 0) ? 0 : -1;
+    option.onclick = () => choose(index, false);
+  });
+  list.setAttribute("role", "listbox");
+  list.setAttribute("aria-label", label);
+  list.onkeydown = (event) => {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], current = options.indexOf(event.target);
+    const next = event.key === "Enter" || event.key === " " ? current : event.key === "Home" ? 0 : event.key === "End" ? options.length - 1 : current + step;
+    if (!options[next]) return;
+    event.preventDefault();
+    choose(next, true);
+  };
+}
+
 // Show how probable something is: 0 leaves an element plain, 1 gives it the full color.
 export function shade(made, share) {
   made.style.setProperty("--p", Math.min(1, Math.max(0, share)));

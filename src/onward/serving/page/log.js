@@ -1,5 +1,5 @@
 // The conversation as it is shown: for each turn the question, the answer as text or tokens, its figures and buttons.
-import { at, button, copy, legible, node, safely, shade } from "./dom.js";
+import { at, button, copy, legible, listbox, node, safely, shade } from "./dom.js";
 import { canContinue, outcome, split } from "./generate.js";
 import { markdown } from "./markdown.js";
 import { answerOf } from "./store.js";
@@ -22,25 +22,15 @@ function tokenList(turn, answer, chosen) {
   const nodes = path(answer.leaf), place = nodes.indexOf(chosen);
   const tokens = nodes.map((one, index) => {
     const known = one.p === null ? "probability unknown" : `probability ${one.p.toFixed(3)}`;
-    const span = node("span", { className: "token", textContent: legible(one.text).replaceAll("\n", "↵\n"), title: known, tabIndex: -1 });
-    span.setAttribute("role", "option");
+    const span = node("span", { className: "token", textContent: legible(one.text).replaceAll("\n", "↵\n"), title: known });
     span.setAttribute("aria-label", `token ${index + 1}: ${legible(one.text) || "nothing"}, ${known}`);
-    span.setAttribute("aria-selected", String(index === place));
-    span.onclick = () => acts.choose(turn, one);
     return shade(span, one.p ?? 0);
   });
-  if (tokens.length) tokens[Math.max(place, 0)].tabIndex = 0;
   const list = node("span", { className: "tokens" }, ...tokens);
-  list.setAttribute("role", "listbox");
-  list.setAttribute("aria-label", "Tokens of the answer");
-  list.onkeydown = (event) => {
-    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key], current = tokens.indexOf(event.target);
-    const next = event.key === "Enter" || event.key === " " ? current : event.key === "Home" ? 0 : event.key === "End" ? nodes.length - 1 : current + step;
-    if (!nodes[next]) return;
-    event.preventDefault();
-    acts.choose(turn, nodes[next]);
-    made.get(turn).querySelector("[aria-selected=true]")?.focus();
-  };
+  listbox(list, tokens, place, "Tokens of the answer", (index, byKey) => {
+    acts.choose(turn, nodes[index]);
+    if (byKey) made.get(turn).querySelector("[aria-selected=true]")?.focus();
+  });
   return list;
 }
 

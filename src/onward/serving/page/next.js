@@ -6,12 +6,12 @@ import { knobs } from "./options.js";
 function bar(p, most, cut) {
   const made = element("i", { className: "amount" });
   made.style.setProperty("--p", p / most);
-  return element("td", {}, made, cut ? "cut" : p.toFixed(3));
+  return element("td", {}, made, cut ? "cut" : p > 0 && p < 0.0005 ? "< 0.001" : p.toFixed(3));
 }
 
 // Show the distribution from which a token was drawn. When the user selects another token, `take` is called with its row.
 export async function showNext({ model, tokens, promptLength, target, edits, node }, signal, take) {
-  const reply = await ask("/api/distribution", { model, tokens, prompt_length: promptLength, edits, ...knobs() }, signal);
+  const reply = await ask("/api/distribution", { model, tokens, prompt_length: promptLength, target, edits, ...knobs() }, signal);
   const some = reply.kept === reply.vocabulary ? `All ${reply.vocabulary}` : `${reply.kept} of ${reply.vocabulary}`;
   at("sampled").textContent = `${some} tokens can be sampled with the options as they are set.`;
   const taken = new Set(node.parent.children.map((one) => one.token)); // in this or another version
