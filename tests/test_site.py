@@ -194,6 +194,11 @@ def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) 
     page.wait_for_timeout(300)
     page.keyboard.type("nucleus", delay=30)
     page.get_by_text("nucleus sampling draws", exact=False).first.wait_for(timeout=10_000)
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
+    for scheme in "light", "dark":
+        page.emulate_media(color_scheme=scheme)
+        found = axe.run(page, options={"preload": False}).response["violations"]
+        assert [(rule["id"], rule["nodes"][0]["html"]) for rule in found] == [], scheme
     page.keyboard.press("Control+a")
     page.keyboard.type("swish", delay=30)  # another name for SiLU
     page.get_by_text("as the gate of a feed-forward", exact=False).first.wait_for(timeout=10_000)

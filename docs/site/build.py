@@ -212,4 +212,6 @@ def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
 
 
 if __name__ == "__main__":
+    if [word for word in sys.argv[1:] if word.startswith("-")]:
+        raise SystemExit("usage: python -m docs.site.build [FOLDER]")
     print(f"site: {build(Path(sys.argv[1] if sys.argv[1:] else ROOT / 'build/site').absolute())}")

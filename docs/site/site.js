@@ -17,6 +17,19 @@ const mend = () => {
     else box.removeAttribute("tabindex");
   }
   for (const nav of document.querySelectorAll(".md-code__nav")) nav.role = "presentation";
+  for (const host of document.querySelectorAll("body > div")) if (host.shadowRoot && !searches.has(host)) mendSearch(host);
+};
+// The search dialog is in a shadow root, which styles and scripts of the page do not reach: its list of results becomes
+// reachable with the keyboard, and the paths of the results get enough contrast.
+const searches = new Set();
+const mendSearch = (host) => {
+  searches.add(host);
+  const style = document.createElement("style");
+  style.textContent = '[id$="-path"] > li { color: var(--onward-muted) !important; opacity: 1 !important }';
+  host.shadowRoot.append(style);
+  new MutationObserver(() => {
+    for (const box of host.shadowRoot.querySelectorAll('[tabindex="-1"]')) if (box.scrollHeight > box.clientHeight) box.tabIndex = 0;
+  }).observe(host.shadowRoot, { childList: true, subtree: true });
 };
 new MutationObserver(mend).observe(document.body, { childList: true, subtree: true });
 addEventListener("resize", mend);
