@@ -105,6 +105,7 @@ def test_evaluate_keeps_scores_for_the_page_and_the_cards(run: Path, tmp_path: P
     found = {one.task: one for one in onward.load(run).evaluate_tasks("copying, mapping(shots=1)", limit=20)}
     kept = {one.task: one for one in RunRecord(run).scores}
     assert [*kept] == ["copying", "mapping, 1 examples", "cloze(before=6, after=2)"]
+    assert {name: one.examples for name, one in found.items()} == {"copying": 0, "mapping, 1 examples": 1}
     for task, one in found.items():
         assert (kept[task].score, kept[task].error, kept[task].chance) == (one.score, one.error, one.chance)
     assert main(["report", str(run)]) == 0

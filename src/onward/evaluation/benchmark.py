@@ -117,6 +117,7 @@ def run_task(
         right = kept.replicas.first(f"grades of {task.label}", lambda: task.grades(answers, questions, kept))
         total, by_length = task.total([one[0] for one in answers], questions, right), None
     chance = fmean(1 / len(question.choices) if question.choices else 0.0 for question in questions)
+    examples += getattr(task, "shots", None) or 0  # a task may have solved examples of its own in each question
     return TaskResult(task.label, *total, by_length, chance, examples, tuple(right))
 
 
