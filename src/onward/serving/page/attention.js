@@ -11,7 +11,6 @@ const head = () => [Number(at("layer").value), Number(at("head").value)];
 
 export async function showAttention(text, signal) {
   given = text;
-  at("lines").replaceChildren(); // new lines show that the new text is read: until then, a click on a token has no effect
   roles = await rolesOf(text.model, signal);
   fill("layer", roles.length, (index) => `layer ${index}`);
   fillHeads();

@@ -49,6 +49,7 @@ export async function refresh(only = "") {
   looking?.abort();
   looking = new AbortController();
   const { signal } = looking;
+  at("lines").replaceChildren(); // new lines show that the new text is read: until then, a click on a token has no effect
   if (shown && view === "engine") showEngine();
   else hideEngine();
   if (!shown || view === "engine" || (!chosen && view !== "parts")) return;
