@@ -62,7 +62,7 @@ def run(out: Path, rounds: int, *words: str) -> tuple[float, float]:
         start = time.perf_counter()
         done = python(WATCH, *words)
         times.append(time.perf_counter() - start)
-        peaks.append(int(done.stderr.split()[-1]) / 1000)
+        peaks.append(int(done.stderr.split()[-1]) * 1024 / 1e6)
     return min(times), max(peaks)
 
 

@@ -335,7 +335,7 @@ def test_a_draft_in_the_folder_of_its_model_is_used(with_text: Path, monkeypatch
     assert lm.engine(lookup=0).draft is None
     hf = FORMS["SGLang's"][0]
     write(with_text / "draft", hf, tensors_of({**hf, "hidden_size": 48}, 3, ""))
-    with pytest.warns(ForeignDraft, match=r"but config.json asks for \[60, 32\] \(until then, it is not used\)"):
+    with pytest.warns(ForeignDraft, match=r"but the config asks for \[60, 32\] \(until then, it is not used\)"):
         assert onward.load(with_text, device="cpu").draft_head is None
 
 

@@ -176,7 +176,7 @@ def test_wrong_shape_names_both_shapes(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"n_inner": 60})
     with pytest.raises(UserError) as error:
         load_model(tmp_path)
-    assert "transformer.h.0.mlp.c_fc.weight has shape [16, 64], but config.json asks for [16, 60]" in str(error.value)
+    assert "transformer.h.0.mlp.c_fc.weight has shape [16, 64], but the config asks for [16, 60]" in str(error.value)
 
 
 def test_allow_nonfinite_loads_them_from_the_command_line(tiny_run: Path, tmp_path: Path, capsys) -> None:

@@ -240,10 +240,10 @@ def find(
         for part, other in getattr(family, "ALSO", {}).items():
             short = short if short in left else name.replace(part, other)
         if short not in left:
-            raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
+            raise UserError(f"the checkpoint has no tensor {name}, which its config asks for")
         tensor = matched[name] = left.pop(short)
         if tensor.shape != shape:
-            raise UserError(f"tensor {short} has shape {tensor.shape}, but config.json asks for {shape}")
+            raise UserError(f"tensor {short} has shape {tensor.shape}, but the config asks for {shape}")
         if tensor.dtype not in FLOATS:
             raise UserError(f"tensor {short} holds {tensor.dtype}: Onward reads weights as {', '.join(FLOATS)}")
     if config.tied:  # a head in the files equals the embedding: see `head_differs`
@@ -253,7 +253,7 @@ def find(
     extra = [name for name in left if not re.search(ignored, name)]
     later = prediction_layers(extra, config.n_layers)
     if unknown := {name for name in {*extra} - {*later} if not adds_zeros(name, left[name])}:
-        raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config.json does not have")
+        raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config does not have")
     if later:
         message = f"Layers for multi-token prediction are left out, with tensors such as {min(later)}"
         warnings.warn(LeftOut(message), stacklevel=2)
