@@ -128,7 +128,7 @@ def main() -> None:
         f(times["plain fp32"][2:]) / f(times["onward bf16"][2:])
     )
     print(f"\nsteps per second, onward / plain: {ratio(min):.2f} (best), {ratio(statistics.median):.2f} (median)")
-    print(f"limit of that ratio:              {limits['plain fp32'] / limits['onward bf16']:.2f}")
+    print(f"ratio of the limits:              {limits['plain fp32'] / limits['onward bf16']:.2f}")
     if options.steps:
         for name, loop in loops.items():
             for _ in range(options.steps - len(times[name])):

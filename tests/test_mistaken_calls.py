@@ -139,7 +139,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda lm: lm.model(torch.tensor([[1, 2]]), torch.tensor([[0.0, 1.0]])),
         r"positions are float32 \(1, 2\)",
     ),
-    "a cache that is none": (
+    "a string in place of a cache": (
         lambda lm: lm.model(torch.tensor([[1]]), torch.tensor([[0]]), "x"),
         "cache is str: give a KVCache",
     ),
@@ -150,7 +150,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a run without a folder": (lambda lm: onward.train("x.txt", None), "out is None"),
     "a run whose folder is not given": (lambda lm: onward.train("x.txt", steps=1), "train: out is missing"),  # type: ignore[call-arg]
     "fine-tuning whose folder is not given": (lambda lm: onward.finetune("x", "y", lora=1), "finetune: out is missing"),  # type: ignore[call-arg]
-    "an option of a run that is none": (lambda lm: onward.train("x.txt", "r", stepz=1), "stepz .* did you mean steps"),  # type: ignore[call-arg]
+    "an unknown option of a run": (lambda lm: onward.train("x.txt", "r", stepz=1), "stepz .* did you mean steps"),  # type: ignore[call-arg]
     "a text as sources": (lambda lm: onward.train("A cat.\nA dog.", "runs/x"), "on the text 'A cat.*paths"),
     "a number as sources": (lambda lm: onward.train(3, "runs/x"), "sources is 3"),  # type: ignore[arg-type]
     "a number as on_event": (lambda lm: onward.train("x.txt", "runs/x", 5), "on_event is 5"),  # type: ignore[arg-type]

@@ -149,8 +149,8 @@ class Transformers(Peer):
 
 
 class LlamaCpp(Peer):
-    """llama.cpp, called in a thread of its own: it configures the tiles of AMX once per thread, and PyTorch's products
-    release them."""
+    """llama.cpp, called in a thread of its own: it sets the tile configuration of AMX once per thread, and
+    PyTorch's matmuls release it."""
 
     name = "llama.cpp"
 

@@ -216,7 +216,7 @@ def test_convert_writes_a_file_and_a_modelfile_and_goes_back(
 BAD = {
     "RUN folder": "folder exists already",
     "RUN new --to hf --dtype q8_0": "which only GGUF has",
-    "RUN new --modelfile": "--modelfile is read only by gguf",
+    "RUN new --modelfile": "--modelfile is used only by gguf",
     "RUN folder --to gguf": "name the file to write",
     "RUN new.safetensors": "is the name of a file",
     "x.gguf ./x.gguf --dtype q8_0": "is the model itself",

@@ -157,7 +157,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no map": (lambda folder: write_json(folder / INDEX, {}), "no weight_map"),
     "an empty map": (lambda folder: write_json(folder / INDEX, {"weight_map": {}}), ""),
-    "a map that is none": (lambda folder: write_json(folder / INDEX, {"weight_map": [1]}), "no weight_map"),
+    "a list in place of a map": (lambda folder: write_json(folder / INDEX, {"weight_map": [1]}), "no weight_map"),
     "not JSON": (lambda folder: (folder / INDEX).write_text('{"weight_map": {'), "cannot be read as JSON"),
 }
 

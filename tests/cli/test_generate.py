@@ -248,12 +248,12 @@ def test_a_temperature_that_leaves_the_model_no_say_is_told(temperature: str, wa
 
 BAD = {
     "The --draft x --lookup 3": "Cannot combine --draft and --lookup: choose one",
-    "The --beams 2 --lookup 3": "--lookup is read only by sampling, and not by search",
-    "The --groups 2": "--groups is read only with --beams: give that as well",
+    "The --beams 2 --lookup 3": "--lookup is used only by sampling, and not by search",
+    "The --groups 2": "--groups is used only with --beams: give that as well",
     "The --beams 2 --n 3": "--n is 3: it must be from 1 to beams, 2",
-    "The --beams 2 --stop x": "--stop is read only by sampling",
+    "The --beams 2 --stop x": "--stop is used only by sampling",
     "The --regex [": "regex cannot be used",
-    "The --beams 2 --context-overflow slide": "--context-overflow is read only by sampling",
+    "The --beams 2 --context-overflow slide": "--context-overflow is used only by sampling",
     "The --context-overflow wrap": "choose from error, slide",
     "The --prompts gone.txt": "gone.txt does not exist",
     "--prompts empty.txt": "empty.txt is empty",

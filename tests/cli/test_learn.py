@@ -93,7 +93,7 @@ def test_run_stops_at_a_command_that_is_refused(page: Path, capsys: pytest.Captu
         ("draw kv-cache", "'kv-cache' is not an idea to draw: did you mean cache?"),
         ("draw rotary", "'rotary' is not an idea to draw: did you mean rope?"),
         ("learn qqqq", "--chapter"),
-        ("learn --run", "run is read only with chapter"),
+        ("learn --run", "run is used only with chapter"),
         ("learn 1 --run --web a.html", "--run and --web cannot be combined: choose one"),
         ("learn 1 --run --web a.html --notebook a.ipynb", "--run and --web and --notebook cannot be combined"),
         ("help nuclues", "'nuclues' is not in the glossary: did you mean nucleus"),

@@ -182,7 +182,7 @@ REFUSED = {
     "gpt2 --memory 10x": "--memory is '10x': write a positive number of bytes, such as 24GiB",
     "gpt2 --device t4 --flops fast": "--flops is 'fast': write operations per second",
     "gpt2 --device t4 --tokens -3": "tokens is '-3': write a positive number",
-    "gpt2 --device t4 --price 3": "--price is read only with --tokens: give that as well",
+    "gpt2 --device t4 --price 3": "--price is used only with --tokens: give that as well",
     "nowhere/config.json": "there is no file nowhere/config.json",
     "nowhere.gguf": "there is no file nowhere.gguf",
     "gpt2 --batch 0": "--batch is 0",

@@ -46,7 +46,7 @@ def test_shares_are_those_of_the_weights(counts: list[int], data: st.DataObject)
         own = made.tokens[made.numbers[SET] == i]
         assert abs(len(own) - sum(counts) * weight / sum(weights)) <= 0.5
         times = np.bincount(own.astype(int) - 100 * i, minlength=count)
-        assert times.max() - times.min() <= 1, "the examples of a set occur equally often, up to one"
+        assert times.max() - times.min() <= 1, "the counts of a set's examples differ by at most 1"
     assert np.array_equal(made.tokens, weighted(mixture, weights, 0).tokens)
 
 

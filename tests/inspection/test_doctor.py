@@ -35,7 +35,7 @@ def test_loss_over_the_wrong_axis_is_found_where_both_axes_are_as_long() -> None
 
 HEALTHY: dict[str, Callable[[], nn.Module]] = {
     "a GPT in one file": lambda: model_of(GPT),
-    "a GPT in one file that returns all logits for targets only": lambda: model_of(
+    "a GPT in one file that returns all logits only if targets are given": lambda: model_of(
         GPT.replace("            return logits\n", "            return logits[:, -1:]\n")
     ),
     "a Llama in one file": lambda: model_of(LLAMA),

@@ -156,7 +156,7 @@ def test_a_starter_file_has_the_exercises_and_overwrites_nothing(tmp_path: Path)
         ("--answer top_p", 0, "drop = before >= p\n"),
         ("9 --answer top", 2, "there is no exercise 'top' here: did you mean top_"),
         ("13 --exercises", 2, "chapter 13 has no exercises to check: choose a chapter of 1, 2, "),
-        ("9 --json", 2, "--json is read only with --check"),
+        ("9 --json", 2, "--json is used only with --check"),
         ("9 --check a.py --answer top_p", 2, "--check and --answer cannot be combined: choose one"),
     ],
 )

@@ -296,7 +296,7 @@ MISTAKES = {
     "draw mask --out {folder}": "choose a name that ends in",
     "draw mask --out {folder}/a/file/x.svg": "cannot write",
     "draw block nosuch": "nosuch",
-    "draw --out {folder}/x.svg": "--out is not read by onward draw alone",
+    "draw --out {folder}/x.svg": "--out is not used by onward draw alone",
 }
 
 

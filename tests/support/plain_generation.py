@@ -64,7 +64,7 @@ def run(model: Decoder, requests: list[Request], **options: object) -> list[list
 
 @torch.no_grad()
 def plainly(model: Decoder, request: Request) -> list[int]:
-    """Generation of single prompts without a cache: for every token, a forward pass of the whole context."""
+    """Generate the tokens after one prompt without a cache: each takes a forward pass of the whole context."""
     prompt, tokens = request.prompt, list[int]()
     length, context = model.config.context_length, list(prompt)
     for index in range(request.max_new_tokens):

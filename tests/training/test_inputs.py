@@ -122,7 +122,7 @@ def test_another_validation_text_is_kept_apart(prepared: Path, story_file: Path,
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "another tokenizer": ({"tokenizer": "byte"}, "have different tokenizers"),
     "weights for more sources": ({"weights": (0.5, 0.3, 0.2)}, "3 weights for 1 sources"),
-    "a share that is none": ({"validation": "1.5"}, r"validation is 1\.5"),
+    "a share beyond 1": ({"validation": "1.5"}, r"validation is 1\.5"),
     "a validation text that is not there": ({"validation": "gone.txt"}, r"gone\.txt does not exist"),
     "an impossible model": ({"model": {"d_model": 30, "n_heads": 4}}, "30 is not divisible"),
 }

@@ -156,7 +156,8 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
 def test_processes_begin_together_as_one_does(
     beginning: str, settings: dict[str, Any], story_file: Path, two: Ranks, tmp_path: Path
 ) -> None:
-    """The model of the first save is byte-for-byte equal to that of one process, and its state has equal tensors."""
+    """The first save of two processes has the same model files as that of one process, byte for byte, and equal tensors
+    in its training state."""
     options = {k: v for k, v in settings.items() if k != "model"} | BEGINNINGS[beginning]
     if "base" in options:
         sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "context_length": 32}

@@ -39,7 +39,7 @@ def test_bench_train_prints_a_row_for_each_precision_and_batch(tiny_run: Path, c
 REFUSED = {
     "--precision int8": "Cannot measure training with precision 'int8': choose float32 or bfloat16",
     "--context 100000": "--context is 100,000: it must be at most the model's",
-    "--out roof.svg": "--out is read only by decoding, and not by training",
+    "--out roof.svg": "--out is used only by decoding, and not by training",
 }
 
 

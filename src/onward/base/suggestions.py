@@ -80,7 +80,7 @@ OTHERWISE = {  # further meanings, for commands without the option in SYNONYMS
 }
 
 
-MANY = 50  # number of known names from which on a message does not list all of them
+MANY = 50  # a message does not list this many known names or more
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

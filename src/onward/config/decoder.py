@@ -60,7 +60,7 @@ class DecoderConfig(Shown):
     embed_scale: Factor = 1.0  # multiplies the embeddings
     logit_scale: Factor = 1.0  # multiplies the logits
     logit_softcap: Factor | None = None  # logits z become cap * tanh(z / cap)
-    dropout: Rate = 0.0  # dropout rate in training, of embeddings, attention weights and block outputs
+    dropout: Rate = 0.0  # in training, of embeddings, attention weights, and outputs of attention and feed-forward
 
     def __post_init__(self) -> None:
         def derive(name: str, value: Callable[[], int]) -> None:

@@ -65,8 +65,8 @@ class Gated(FeedForward, kind="gated"):
 
 @dataclass(frozen=True)
 class Experts(FeedForward, kind="experts"):
-    """Mixture of experts: each token uses a few of many feed-forwards, with a gate (Mixtral, DeepSeek-MoE) or without
-    (Nemotron 3).
+    """Mixture of experts: each token uses a few of many feed-forwards, which are gated as in SwiGLU (Mixtral,
+    DeepSeek-MoE) or not (Nemotron 3).
 
     `combine(act, gate, up)` of a part of your own returns the input of an expert's down projection, from the activation
     function `act` and the outputs of the gate and up projections; without it, act(gate) * up. Without a gate, the

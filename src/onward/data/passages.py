@@ -13,7 +13,7 @@ QUESTION = re.compile(r"(?i)(how|what|why|when|where|which|who|can|does|do|is|ar
 
 @dataclass(frozen=True)
 class Passage:
-    """A text of a document, and the headings above it."""
+    """A passage of a document, and the headings above it."""
 
     source: str  # name of the document
     headings: tuple[str, ...]  # headings above the passage, beginning with the title

@@ -1,7 +1,7 @@
 """Find questions that were in the training data, by 13-grams that occur in both.
 
 Brown et al. (2020, appendix C) examined GPT-3 in this way: an example is dirty if one of its N-grams occurs in the
-training data. There an N-gram is N words without case and punctuation, with N = 13, or down to 8 for tasks with short
+training data. There an N-gram is N words without case or punctuation, with N = 13, or down to 8 for tasks with short
 examples; here it is 13 tokens of the model's tokenizer. Differences in case, punctuation or spaces give different
 N-grams: an N-gram that is found was in the training text word for word, but a question without one may have been there
 in another form.

@@ -1,5 +1,5 @@
 """Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one branch, which is Mamba-2, attention without positions, a
-feed-forward, or experts without a gate (NVIDIA 2025)."""
+feed-forward, or experts that are not gated (NVIDIA 2025)."""
 
 from collections.abc import Iterator
 from typing import Any

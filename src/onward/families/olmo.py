@@ -1,5 +1,5 @@
-"""OLMo (Groeneveld et al. 2024): Llama with LayerNorms without weights and biases, and clipped queries, keys and values
-in the 7B."""
+"""OLMo (Groeneveld et al. 2024): Llama with LayerNorms without weights or biases, and in some releases clipped queries,
+keys and values."""
 
 from dataclasses import replace
 from typing import Any

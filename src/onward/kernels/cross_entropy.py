@@ -16,7 +16,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, address, buffer, fits
 from onward.kernels.operations import kernels_can_read
 
-MIN_KERNEL = 1 << 18  # number of logits from which compiling a kernel (about 50 ms) saves time
+MIN_KERNEL = 1 << 18  # minimum number of logits for which compiling a kernel (about 50 ms) saves time
 
 
 def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int, reduction: str = "sum") -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # the dtypes that kernels support
-MIN_PARALLEL = 1 << 16  # elements of a weight or an activation from which several threads are faster than one
+MIN_PARALLEL = 1 << 16  # minimum elements of a weight or an activation for which several threads are faster
 allocate = torch.empty  # tests replace it with a function that allocates between guard pages
 
 

@@ -21,7 +21,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Kernel, Unreadable, address, fits, multiply
 
 COMPILED_AFTER = 1 << 24  # elements that PyTorch computes before a kernel is compiled, which takes some 50 ms
-MIN_WORK = 1 << 20  # elements of the queries times slots from which compiling the attention kernel saves time
+MIN_WORK = 1 << 20  # minimum elements of the queries times slots for which compiling the attention kernel saves time
 ANY = 1 << 62  # any number of rows
 counted = Counter[str]()  # elements that PyTorch has computed, by the name of the kernel
 

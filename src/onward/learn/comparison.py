@@ -12,7 +12,7 @@ LONGEST = 200  # maximum number of characters of a shown value
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """A real number, a tensor, an array or a list of these as a tensor; None for anything else."""
+    """A real number, a tensor, an array, a list of these or a tuple of numbers as a tensor; None for anything else."""
     if isinstance(value, list):
         value = [one.tolist() if hasattr(one, "tolist") else one for one in value]
     elif isinstance(value, tuple) and any(hasattr(one, "tolist") for one in value):

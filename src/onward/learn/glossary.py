@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 FILE = Path(__file__).parent / "glossary.toml"
-QUESTION = re.compile(r"(?:what|what'?s|is|are|how|does|do|works?|explain|an?|the)", re.IGNORECASE)  # no part of a term
+QUESTION = re.compile(r"(?:what|what'?s|is|are|how|does|do|works?|explain|an?|the)", re.IGNORECASE)  # not of a term
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ POSITIONS = 128  # number of positions whose logits are computed at a time
 
 
 def whole(served: Served, function: Callable[[], T]) -> Generator[None, None, T]:
-    """Call a function as one piece, with the adapter of `served`, without gradients and dropout."""
+    """Call a function as one piece, with the adapter of `served`, without gradients or dropout."""
     with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
         return function()
     yield

@@ -106,8 +106,8 @@ def current() -> RequestRecord:
 
 
 class RequestLog:
-    """Gives each request an id, which is that of the header X-Request-Id if the client has sent a valid one (SENT_ID),
-    and calls `observers` with its record when it has ended."""
+    """Gives each request an id, taken from the header X-Request-Id if the client has sent a valid one (SENT_ID), and
+    calls `observers` with its record when it has ended."""
 
     def __init__(self, app: ASGIApp, *, observers: Sequence[Observer]) -> None:
         self.app, self.observers = app, observers

@@ -210,7 +210,7 @@ class Chat:
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
         """Where in a rendered text the model begins to write the message with this index."""
-        if index == 0:  # a template may need a message before; add_generation_prompt appends an answer's beginning
+        if index == 0:  # some templates require a user message before an answer's beginning
             asked = [any_message("user")]
             beginning = talk.rendered(asked, True)[len(talk.rendered(asked, False)) :]
             return text.find(beginning) + len(beginning) if beginning in text else 0

@@ -23,7 +23,7 @@ from onward.tracing.hooks import ModelHooks
 @dataclass(frozen=True, eq=False)
 class TracedContext(AttentionContext):
     """The context (rotations, cache and mask) that a traced layer with self-attention receives in place of the plain
-    AttentionContext: it also passes queries, keys and values to open traces and edits."""
+    AttentionContext: it also passes queries, keys and values to active traces and edits."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
@@ -44,8 +44,8 @@ class TracedContext(AttentionContext):
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
     """The context (rotations, cache and mask) that a traced layer with multi-head latent attention receives in place of
-    the plain AttentionContext. It also passes the latents and the rotary keys to open traces and edits, and the
-    queries, keys and values of each head to open traces."""
+    the plain AttentionContext. It also passes the latents and the rotary keys to active traces and edits, and the
+    queries, keys and values of each head to active traces."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
@@ -68,9 +68,9 @@ class LatentContext(AttentionContext):
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
-        """Pass rotated queries (B, T, H, P + R), keys before and after the rotation, and values (B, T, H, F) to open
-        traces. Keys and values are computed from the latents (B, T, L); keys also contain the rotary keys (B, T, R)
-        that all heads share."""
+        """Pass to the active traces: rotated queries (B, T, H, P + R), keys before and after the rotation, and values
+        (B, T, H, F). Keys and values are computed from the latents (B, T, L); keys also contain the rotary keys
+        (B, T, R) that all heads share."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None

@@ -107,7 +107,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """Context manager for one call of the model: notifies open traces and edits of the call."""
+        """Context manager for one call of the model: notifies active traces and edits of the call."""
         if not (active := self.active):
             yield
             return

@@ -81,7 +81,7 @@ def describe(model: Decoder, hooks: ModelHooks) -> None:
 
 
 def run_uncompiled(change: int) -> None:
-    """Count open traces and edits, of all models, threads and tasks: while there are any, torch.compile, if it was
+    """Count active traces and edits, of all models, threads and tasks: while there are any, torch.compile, if it was
     loaded before the first, compiles nothing."""
     global traced
     traced += change
@@ -93,7 +93,7 @@ def run_uncompiled(change: int) -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Hide the calls of models and modules inside the `with` block from all open traces and edits."""
+    """Hide the calls of models and modules inside the `with` block from all active traces and edits."""
     before = OPEN.set(())
     try:
         yield

@@ -30,7 +30,7 @@ from onward.config.routing import SoftmaxRouting
 from onward.families import Fix, Row, interleaved, linear
 
 Parts = dict[str, Any]
-LAYER = {  # GGUF's name of each linear layer and norm -> Onward's
+LAYER = {  # GGUF's names of linear layers and norms of a block -> Onward's; `names` adds others
     "attn_norm": "attn_norm",
     "attn_q_norm": "attn.q_norm",
     "attn_k_norm": "attn.k_norm",

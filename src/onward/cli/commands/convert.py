@@ -55,7 +55,7 @@ class Options:
     to: Literal["", "gguf", "hf", "single"] = ""  # default: gguf if OUT ends in .gguf, else hf; single: one weight file
     accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences to accept
     shard_bytes: float = 5e9  # maximum number of bytes in each weight file of a folder
-    from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
+    from_bin: bool = False  # read pytorch_model.bin, a pickle: only its tensors, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
     dry_run: bool = False  # print the planned output and any information that would be lost, but write nothing
     revision: str = ""  # branch, tag or commit of a model on the hub

@@ -30,11 +30,11 @@ def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[s
         return f"{word} is one argument too many: {prog} {view} takes no {name}"
     where = [fields.flag(one) if one in known and one not in positional else one for one in readers]
     if readers[0] in known:
-        return f"{name} is read only with {' or '.join(where)}: give that as well, or leave it out"
+        return f"{name} is used only with {' or '.join(where)}: give that as well, or leave it out"
     if len(where) < 4:
         listed = " and ".join(filter(None, (", ".join(where[:-1]), where[-1])))
-        return f"{name} is read only by {listed}, and not by {view}: leave it out"
-    return f"{name} is not read by {prog} {view}: leave it out"
+        return f"{name} is used only by {listed}, and not by {view}: leave it out"
+    return f"{name} is not used by {prog} {view}: leave it out"
 
 
 def surplus(word: str, table: Sequence[Argument], prog: str) -> str:

@@ -27,8 +27,8 @@ def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
     that would have no effect.
 
     The class variable `reads` of `cls` lists fields that have an effect only in some cases, as {case: fields}. A case
-    is the name of another field that must differ from its default (`theme` is read only with `out`), or a value of the
-    property `view`, the action of the command (`layer` and `head` are read only by `attention`). All other fields
+    is the name of another field that must differ from its default (`theme` is used only with `out`), or a value of the
+    property `view`, the action of the command (`layer` and `head` are used only by `attention`). All other fields
     always have an effect.
     """
     from onward.hub.folder import is_model

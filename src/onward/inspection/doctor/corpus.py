@@ -73,7 +73,7 @@ CORPUS = {
     ),
     "one document": Check(
         "",
-        "measures the share of the longest document, if there are ten or more",
+        "measures the share of tokens in the longest document of ten or more",
         "the model memorizes one text",
         "split it, weight the sources, or leave it out",
         dominated,

@@ -60,7 +60,7 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> Any:
 
 
 def unpack_groups(code: Code, codes: Any, scales: Any, place: Any) -> list[Any]:
-    """Emit code that dequantizes the int4 weights of two groups from weight index `place` on, by AVX512-BF16. Return
+    """Emit code that dequantizes the int4 weights of two groups from weight index `place` on, with AVX512-BF16. Return
     their first halves in one vector of bf16, as words, and their second halves in another."""
     pair = code.bitcast(code.repeat(code.scalar(scales, "float32", code.lshr(place, INT(6)))), INTS)
     each = code.shl(pair, integers(16)), code.and_(pair, integers(0xFFFF0000))

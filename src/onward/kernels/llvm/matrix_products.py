@@ -18,7 +18,7 @@ Y = len(WEIGHT) * TILE_BYTES  # bytes of the products of a tile of x
 FEW = LANES // 3  # rows of x whose three int8 digits fit into one tile
 INPUTS = 2 * PAIRS  # the number of inputs is a multiple of this
 MOST_INPUTS = 1 << 17  # from here on, the sums of products in int8 could overflow
-BLOCK = 1 << 19  # numbers of x that stay in a core's cache while the rows of the weight pass
+BLOCK = 1 << 19  # elements of x that stay in a core's cache while it reads the weight
 Finish = Callable[[Code, Values, Any, Any, int], Any]  # see `Product.finished`
 
 

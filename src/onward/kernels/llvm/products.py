@@ -15,15 +15,15 @@ from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 from onward.kernels.memory import Kernel
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
-PREFETCHED = 48  # number of rows of x from which prefetching the weight costs more time than it saves
-# number of rows of x from which tiles of TILE rows are faster
+PREFETCHED = 48  # minimum number of rows of x for which prefetching the weight costs more time than it saves
+# minimum number of rows of x for which tiles of TILE rows are faster
 FEW = {"float32": 2, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
 # bytes of a tile of x and of the rows of the weight that are multiplied with it in turn, to fit in the L1 cache
 GROUP = 40_000
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 LINE = 64  # bytes of a cache line
-BLOCK = 1 << 18  # numbers of x that stay in a core's cache while it reads the weight
+BLOCK = 1 << 18  # elements of x that stay in a core's cache while it reads the weight
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
 
@@ -43,8 +43,8 @@ class Row:
 
 @dataclass(frozen=True)
 class PackedRow(Row):
-    """A row of an int8 or int4 weight, which is unpacked to the dtype of the arithmetic while it is read, and written
-    to the row `unpacked`, which is padded to full vectors."""
+    """A row of an int8 or int4 weight. While it is read, it is unpacked to the dtype of the arithmetic and written to
+    the row `unpacked`, which is padded to full vectors."""
 
     scales: Any
     unpacked: Row

@@ -52,7 +52,7 @@ EXERCISE = Exercise(
             "        for token in seen:\n"
             "            row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty\n"
             "    return logits",
-            "a token that occurs twice is lowered twice: apply the penalty once per token, such as to set(history)",
+            "a token that occurs twice is lowered twice: apply the penalty once per distinct token",
         ),
         Mistake(
             "return logits.scatter(-1, history, lowered)",

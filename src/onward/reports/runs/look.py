@@ -41,7 +41,7 @@ PARTS = (
     *("attention", "legend", "sinks", "words", "next", "distributions", "losses", "losses_about"),
     *("lens", "lens_about", "experts", "experts_about"),
 )
-SENTENCES = 50  # largest number of sentences of a paragraph from which a passage is chosen
+SENTENCES = 50  # a passage is chosen from this many sentences at the beginning of a paragraph
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:

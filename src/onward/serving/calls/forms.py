@@ -20,7 +20,7 @@ Reader = Callable[[Source, Sequence[Function], Markers], Parser[None]]
 Grammar = Callable[[Sequence[Function], bool, Markers], str | None]
 Schema = Callable[[Sequence[Function], bool], dict[str, Any]]
 HARMONY = "harmony"
-LOOK_BACK = 32  # tokens at the end of a prompt that may open a block of reasoning
+LOOK_BACK = 32  # number of last prompt tokens in which the beginning of a block of reasoning is searched
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
         )
     if is_quantized(model) and not (adapters or first or beside):
         raise UserError(
-            f"{config.base} has quantized weights, which are not trained: train adapters on it with onward finetune "
+            f"Cannot train the quantized weights of {config.base}: train adapters on it with onward finetune "
             "--lora 16, or start from the original model"
         )
     new = base_tokenizer(config).vocab_size - model.config.vocab_size

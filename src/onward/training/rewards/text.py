@@ -113,8 +113,8 @@ class Format(Reward, kind="format"):
 
     @cached_property
     def pieces(self) -> list[re.Pattern[str]]:
-        """Regular expressions for the texts between the {} of the template, in order; the last one matches only at the
-        end of a completion."""
+        """Regular expressions for the parts of the template that its {} separate, in order; the last one matches only
+        at the end of a completion."""
         parts = [r"\s*".join(map(re.escape, re.split(r"\s+", piece))) for piece in self.template.strip().split("{}")]
         return [re.compile(part) for part in parts[:-1]] + [re.compile(parts[-1] + r"\Z")]
 

@@ -46,7 +46,7 @@ Recorded = TypeVar("Recorded", Step, Validation)
 
 class EventLog:
     """Records the events of a run in its files, and copies them to TensorBoard or Weights & Biases if configured.
-    Records nothing unless `active`: in a run of many processes, only the first process is active."""
+    Records nothing unless `active`: in a run of several processes, only the first process is active."""
 
     def __init__(self, folder: Path, active: bool, messages: Sequence[str] = ()) -> None:
         """`messages` are sentences for the user, shown with the next step."""

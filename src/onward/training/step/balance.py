@@ -21,9 +21,9 @@ class Balance:
 
     Routers with a routing bias, usually sigmoid routers, are balanced by updates of this bias (DeepSeek-V3, DeepSeek-AI
     2024, section 2.1.2), other routers by an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2).
-    `counts` are the assignments (X,) in each layer with experts since the last `step`; in a run of many processes they
-    are summed. In a pipeline, only the layers of this process's stage are counted; `layers` lists the layers of all
-    stages.
+    `counts` holds, for each layer with experts, the number of assignments to each expert (X,) since the last `step`,
+    which sums these numbers over the processes of a run. In a pipeline, only the layers of this process's stage are
+    counted; `layers` lists the layers of all stages.
     """
 
     def __init__(self, model: Decoder, loss: float, bias: float, processes: "Processes | None" = None) -> None:

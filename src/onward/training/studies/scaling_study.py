@@ -186,7 +186,7 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
     the grid are missing."""
     result = law.plain()
     if missing := len(study.cells) - len(law.runs):
-        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or were not reached in time")
+        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or did not start in time")
     flops = 6.0 * forecast.parameters * forecast.tokens
     return result | {"forecast": {"flops": flops, **vars(forecast)}}
 
