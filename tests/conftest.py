@@ -191,6 +191,8 @@ THINNED = {  # grids of slow cases: `make test` runs every nth case, `make test-
     "test_all_logits_are_never_in_memory_at_once": 3,
     "test_axe_finds_nothing": 2,
     "test_an_answer_passes_with_the_header_alone": 3,
+    "test_compiled_prompts_equal_plain_ones": 3,
+    "test_drafts_are_those_of_the_formula_and_change_no_token": 3,
 }
 TINY = {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "context_length": 32}
 
@@ -232,6 +234,9 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects tests marked `long`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(
+        key=lambda item: item.path.name != "test_docs.py"
+    )  # the slowest first: no process waits for them at the end
     seen = Counter[str]()
     for item in items:
         name = item.name.partition("[")[0]

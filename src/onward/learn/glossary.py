@@ -36,11 +36,13 @@ def glossary() -> Sequence[Entry]:
     return sorted((Entry(**row | {"also": tuple(row.get("also", ()))}) for row in rows), key=lambda e: e.name.lower())
 
 
+@cache
 def plain(name: str) -> str:
     # a search for CausalSelfAttention finds causal self-attention, and one for normalisation, normalization
     return re.sub("is(?=e|ation)", "iz", "".join(c for c in name.lower() if c.isalnum()))
 
 
+@cache
 def asked(text: str) -> str:
     """The term in a question: "KV cache" for "What is a KV cache?"."""
     return " ".join(word for word in text.replace("?", " ").split() if not QUESTION.fullmatch(word))
