@@ -234,9 +234,8 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects tests marked `long`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(
-        key=lambda item: item.path.name != "test_docs.py"
-    )  # the slowest first: no process waits for them at the end
+    # the slowest first, so that no process waits for them at the end
+    items.sort(key=lambda item: item.path.name != "test_docs.py")
     seen = Counter[str]()
     for item in items:
         name = item.name.partition("[")[0]
