@@ -16,7 +16,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 import onward
-from onward import Attention, Position
+from onward import Attention, Block, FeedForward, Norm, Position
 from onward.cli import main
 from onward.data import embedded
 from onward.data.tokens import is_prepared
@@ -40,12 +40,17 @@ BEGINNING = ["train", "mybook.txt", "--out", "runs/mybook"]  # first command of 
 KINDS = {"python", "sh", "text", "toml"}  # text: the output of a command
 
 
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the parts that a page defines."""
+    for slot in Attention, Block, FeedForward, Norm, Position:
+        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))
+
+
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the files that the pages mention; the hub cache contains their models."""
     monkeypatch.chdir(tmp_path)
-    for slot in Position, Attention:
-        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts defined by a page are removed after it
     monkeypatch.setattr("onward.cli.shared.training.examine", lambda *_: None)  # tested in inspection/test_doctor.py
     # tested in test_calibration.py
     monkeypatch.setattr("onward.training.clock.calibration.precisions_of", lambda _: ["fp32"])
@@ -175,8 +180,6 @@ LONG = {True: (pytest.mark.long,), False: ()}
 @pytest.mark.parametrize("chapter", [pytest.param(c, id=c.path.stem, marks=LONG[c.minutes]) for c in chapters()])
 def test_chapter_prints_what_its_page_shows(chapter: Chapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for slot in Position, Attention:
-        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))
     for run in {*re.findall(r"runs/\w+", chapter.text)}:
         (tmp_path / run / "checkpoints/step-1").mkdir(parents=True)  # left by an earlier run
     names: dict[str, object] = {}

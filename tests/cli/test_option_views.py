@@ -33,7 +33,7 @@ REFUSED = {
     "data get tinyshakespeare --workers 2": "--workers is used only by prepare and join, and not by get",
     "tokenizer show RUN The --out x": "--out is used only by train",
     "tokenizer train STORY --out x --ids": "--ids is used only by show",
-    "tokenizer train STORY --out x --kind char --vocab-size 9": "--vocab-size is 9, but a char tokenizer has no size",
+    "tokenizer train STORY --out x --kind char --vocab-size 9": "--vocab-size is 9, but applies to bpe, not to char",
     "tokenizer compare byte --field body": "--field is used only by train and --data",
     "tokenizer show RUN The --ids --json": "Cannot combine --ids with --json",
     "scaling fit RUNS --flops 1e9": "--flops is used only by optimum",
