@@ -63,9 +63,7 @@ class Options:
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
     if options.vocab_size != Options.vocab_size and options.kind != "bpe":
-        raise UserError(
-            f"vocab_size is {options.vocab_size}, but applies to bpe, not to {options.kind}: leave it out"
-        )
+        raise UserError(f"vocab_size is {options.vocab_size}, but applies to bpe, not to {options.kind}: leave it out")
     if options.ids and options.json:
         raise UserError("Cannot combine --ids with --json, which already includes the ids: leave out --ids")
     if options.action == "show":
