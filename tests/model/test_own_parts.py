@@ -143,6 +143,13 @@ def test_own_block_generates_the_tokens_of_its_plain_forward(forward: Forward, a
     assert request.tokens == tokens[0, 5:].tolist()
 
 
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7])
+def test_own_part_has_any_context_length(length: int) -> None:
+    model = decoder(config(n_layers=2, context_length=length, block=TwiceBlock()))
+    tokens, positions = token_ids(model.config, rows=1, length=length), torch.arange(length)[None]
+    assert_close(model(tokens, positions, KVCache(model.config, 1, length).view()), model(tokens))
+
+
 @pytest.mark.parametrize("forward", WRONG)
 def test_own_block_that_a_cache_breaks_is_refused_by_name(forward: Forward) -> None:
     wrong = made(forward)

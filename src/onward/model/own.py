@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -243,11 +244,10 @@ class Trial:
         different lengths in the same rows, then token by token; rows that were rolled back."""
         tokens, length = self.tokens, self.tokens.size(1)
         cache = KVCache(self.model.config, ROWS, length, length, keep=KEEP, dtype=plain.dtype)
-        pieces = [length // 3, 1, 1, length // 4, length - 2 - length // 3 - length // 4]
-        y, start = [], 0
-        for size in filter(None, pieces):
-            y.append(self.step(cache, tokens[:, start : start + size], [start] * ROWS, [size] * ROWS))
-            start += size
+        third, y = length // 3, list[Tensor]()
+        cuts = {0, third, third + 1, third + 2, third + 2 + length // 4, length}
+        for start, end in pairwise(sorted(cut for cut in cuts if cut <= length)):
+            y.append(self.step(cache, tokens[:, start:end], [start] * ROWS, [end - start] * ROWS))
         yield "a prompt in pieces", (plain, torch.cat(y, 1))
         starts = [max(1, length // 2 - 2 * row) for row in range(ROWS)]  # other texts, of different lengths
         other = self.model.hidden(self.others)
