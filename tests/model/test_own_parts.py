@@ -147,7 +147,7 @@ def test_own_block_generates_the_tokens_of_its_plain_forward(forward: Forward, a
 def test_own_part_has_any_context_length(length: int) -> None:
     model = decoder(config(n_layers=2, context_length=length, block=TwiceBlock()))
     tokens, positions = token_ids(model.config, rows=1, length=length), torch.arange(length)[None]
-    assert_close(model(tokens, positions, KVCache(model.config, 1, length).view()), model(tokens))
+    assert_close(model(tokens, positions, KVCache(model.config, 1, length, length).view()), model(tokens))
 
 
 @pytest.mark.parametrize("forward", WRONG)
