@@ -8,11 +8,15 @@ from random import Random
 
 import pytest
 import torch
+from torch import Tensor
 
 from onward import BlockManager, CacheManager, Decoder, DecoderConfig, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.compiled.interface import hidden_step
 from onward.compiled.model_state import ModelState
-from onward.compiled.steps import POOLS
+from onward.compiled.needed import memory
+from onward.compiled.program import Program
+from onward.compiled.reuse import tensors_of
+from onward.compiled.steps import POOLS, compile_step
 from onward.generation.compiled_prompts import TILE
 from onward.generation.runner import MAX_PROMPT, Runner
 
@@ -119,3 +123,15 @@ def test_prompts_are_compiled_after_plain_ones_of_their_length_or_ahead() -> Non
     ahead = {shape for ((shape, *_), *_) in POOLS[other].free}
     wide = {(2, width) for width in (32, 48, 64)}  # some CPUs have no kernel for so many rows
     assert ahead - wide == {(2, 1), (2, 16)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek"])
+def test_the_blocks_of_a_model_compute_in_the_same_memory(name: str) -> None:
+    sizes = []
+    for n_layers in (3, 12):
+        model = decoder(replace(DECODERS[name], n_layers=n_layers))
+        program = compile_step(model, KVCache(model.config, 1, 16, 16), (1, 16), hidden_step)
+        assert isinstance(program, Program)
+        used = {s.data_ptr(): s for r in program.recording.records for s in map(Tensor.untyped_storage, tensors_of(r))}
+        sizes.append(sum(used[address].nbytes() for address in used.keys() - memory(list(model.parameters()))))
+    assert sizes[1] < 1.5 * sizes[0]

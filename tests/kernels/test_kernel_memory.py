@@ -292,6 +292,7 @@ IDENTITY = {  # files that compare the addresses of tensors but do not read memo
     "inspection/doctor/stream.py",
     "compiled/needed.py",
     "compiled/recording.py",
+    "compiled/reuse.py",
     "compiled/fingerprint.py",
 }
 

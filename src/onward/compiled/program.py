@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -16,6 +17,7 @@ from onward.compiled.linking import LinkedCalls
 from onward.compiled.lowering import lower
 from onward.compiled.needed import is_read, needed
 from onward.compiled.recording import Recording, record_step
+from onward.compiled.reuse import reuse_memory
 from onward.model.adapters import Selection, selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
@@ -34,8 +36,9 @@ class Program(CompiledStep):
         folder: Path | None = None,
         chosen: Selection | None = None,
     ) -> None:
-        self.recording, self.chosen = recording, chosen
         records = needed(recording, weights)
+        self.recording, self.chosen = replace(recording, records=records), chosen
+        reuse_memory(records, recording.result)
         self.uses_rope_length = is_read(recording.rope_length, records)
         self.uses_adapters = is_read(recording.adapters, records)
         calls = lower(records, cache, recording.positions)
