@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from onward import UserError
 from onward.base.files import atomic_write, read_json, write_json
+from onward.cli import main
 
 from support import disk
 
@@ -74,3 +75,40 @@ def test_any_bytes_are_a_table_or_refused(data: bytes, tmp_path_factory) -> None
         assert isinstance(read_json(path), dict)
     except UserError:
         pass
+
+
+REPLACES = {  # a command with --out or the like, and the ending that its file needs
+    "draw mask --out {}": (".json", "exists and does not hold the numbers of a picture"),
+    "draw window --out {}": (".csv", "exists and does not hold the numbers of a picture"),
+    "scaling optimum --flops 1e20 --out {}": (".csv", "exists and does not hold the numbers of a picture"),
+    "convert RUN {} --to gguf": (".jsonl", "exists and is no GGUF file"),
+    "learn 1 --web {}": (".py", "choose a name that ends in .html"),
+    "learn 1 --notebook {}": (".html", "choose a name that ends in .ipynb"),
+    "learn 1 --starter {}": (".txt", "choose a name that ends in .py"),
+    "doctor nofile.py:GPT --html {}": (".py", "choose a name that ends in .html"),
+    "report RUN --out {}": (".json", "choose a name that ends in .html"),
+    "explain RUN word --out {}": (".json", "exists and does not hold the numbers of a picture"),
+    "evaluate RUN RUN --answers {0} --page {0}": (".txt", "choose a name that ends in .html"),
+}
+
+
+@pytest.mark.parametrize("words", REPLACES)
+def test_a_page_or_picture_does_not_replace_data(
+    words: str, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ending, message = REPLACES[words]
+    path = tmp_path / f"mine{ending}"
+    if "--starter" not in words:
+        path.write_text("my data, which no command may lose")
+    assert main(words.replace("RUN", str(tiny_run)).format(path).split()) == 2
+    assert message in capsys.readouterr().err
+    assert "--starter" in words or path.read_text() == "my data, which no command may lose"
+
+
+@pytest.mark.parametrize("words", ["draw mask", "draw samplers", "scaling optimum --flops 1e20", "explain RUN word"])
+@pytest.mark.parametrize("ending", [".json", ".csv"])
+def test_a_picture_replaces_its_numbers(words: str, ending: str, tiny_run: Path, tmp_path: Path) -> None:
+    if words.startswith("explain") and ending == ".csv":
+        return
+    for _ in range(2):
+        assert not main([*words.replace("RUN", str(tiny_run)).split(), "--out", str(tmp_path / f"x{ending}")])

@@ -85,7 +85,7 @@ REFUSED = {
     "--batch 0": "--batch is '0': write numbers of rows",
     "--batch 1,x": "such as 1,16",
     "--precision int3": "--precision has 'int3': did you mean int8",
-    "--out roof.jpg": "--out is roof.jpg: name a file that ends in .svg",
+    "--out roof.jpg": "Cannot write roof.jpg: choose a name that ends in .svg",
     "--prompt 0": "--prompt is 0",
     "--prompt 60": "Cannot fit prompts of 60 tokens and 16 new ones",
     "--new 7": "--new is 7",

@@ -3,8 +3,10 @@
 import io
 import json
 import math
+import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import pytest
 from onward import Alibi, Rotary, RunConfig
 from onward.base.fields import text
 from onward.cli import main
+from onward.cli.commands.completion import tables
 from onward.cli.commands.train import configure
 from onward.cli.overview import COMMANDS, GROUPS, SYNONYMS
 from onward.cli.shared.output import print_table
@@ -104,6 +107,19 @@ def test_help_has_examples_and_a_default_or_meaning_for_each_option(name: str, c
     assert f"examples:\n  onward {name}" in out
     assert "--resume" in out or name != "train"
     assert "--model.position.theta" in out or name != "train"
+
+
+def test_examples_of_the_help_have_options_of_their_command() -> None:
+    known = {
+        name: {flag for one in table for flag in (one.flag, one.flag.replace("--", "--no-", 1))}
+        for name, table in tables().items()
+    }
+    for name in COMMANDS:
+        about = import_module(f"onward.cli.commands.{name}").ABOUT
+        for command, words in re.findall(r"^  onward (\w+)(.*)", about, re.MULTILINE):
+            flags = set(re.findall(r"(?<= )--[a-z][\w.-]*", words)) - {"--help", "--help-all"}
+            if "--method" not in flags and not words.startswith(" run "):  # these have options of their own
+                assert flags <= known[command], (command, flags - known[command])
 
 
 def test_help_answers_without_importing_torch() -> None:

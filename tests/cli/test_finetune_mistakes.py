@@ -43,7 +43,7 @@ DATA: dict[str, Case] = {
     "an empty text": ([TEXT, {"text": ""}], "", "data.jsonl line 2: the text is empty"),
     "too long": ([LONG], "", "1 of 1 examples are longer than 96 tokens (data.jsonl line 1 has"),
     "all too long": (LONG, "--too-long drop", "there is no example to train on, because all are too long"),
-    "no template": ({"messages": TALK}, "", "no chat template for messages: name one, such as --template chatml"),
+    "no template": ({"messages": TALK}, "", "no chat template for messages: name one, such as --template plain"),
     "no messages": ({"messages": []}, PLAIN, "line 1: there are no messages: give at least one"),
     "messages of text": ({"messages": "hi"}, PLAIN, "line 1: messages are not a list of {'role'"),
     "a message of text": ({"messages": ["hi"]}, PLAIN, "line 1: messages are not a list of {'role'"),

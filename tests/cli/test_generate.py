@@ -105,6 +105,8 @@ def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypat
     assert [row["prompt"] for row in rows(said("--prompts", "-", *SEEDED, "--json")[0])] == ["The café", "A dog"]
     Path("many.jsonl").write_text('{"question": "The"}')
     assert rows(said("--prompts", "many.jsonl", "--field", "question", *SEEDED, "--json")[0])[0]["prompt"] == "The"
+    Path("many.csv").write_text("question\nThe\n")
+    assert "whose lines are whole prompts" in said("--prompts", "many.csv", "--field", "question", status=2)[1]
 
 
 class Watched(Engine):

@@ -57,6 +57,8 @@ REFUSED = {
     "evaluate RUN --encoding utf-8": "--encoding is used only with sources",
     "convert RUN folder --accept gelu": "--accept is used only by gguf, and not by hf",
     "convert RUN x.gguf --shard-bytes 3e3": "--shard-bytes is used only by hf",
+    "convert RUN x.gguf --importance STORY": "importance is used only by q4_k_m, q5_k_m and q6_k",
+    "convert RUN x.gguf --importance STORY --dtype q8_0": "and not by q8_0",
     "chat RUN --logprobs 2": "--logprobs is not an option of onward chat",
 }
 

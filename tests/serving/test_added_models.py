@@ -68,6 +68,8 @@ def test_adapters_come_and_go_under_one_name_and_answer_as_if_loaded_at_the_star
             reply = post(server, "/v1/load_lora_adapter", lora_name="style", lora_path=str(folder))
             assert (reply.status_code, reply.text) == (200, "Success: LoRA adapter 'style' added successfully.")
             assert names(server) == ["tiny", "style"]
+            reply = post(server, "/models/unload", model="style")  # must not remove the adapter's base
+            assert (reply.status_code, "because it is an adapter" in reply.text) == (400, True)
             assert [ask(server, "style"), ask(server, "tiny"), ask(server, "style")] == [answer, expected[0], answer]
             assert post(server, "/v1/unload_lora_adapter", lora_name="style").status_code == 200
             assert post(server, "/v1/completions", "user", model="style", prompt="a").status_code == 404
@@ -99,6 +101,11 @@ MISTAKES = {
     ("/v1/unload_lora_adapter", "unknown"): ({"lora_name": "b"}, 404, "there is no model 'b' here"),
     ("/v1/unload_lora_adapter", "a model"): ({"lora_name": "tiny"}, 400, "because it is a model"),
     ("/models/unload", "only"): ({"model": "tiny"}, 400, "Cannot remove the only model"),
+    ("/v1/load_lora_adapter", "empty"): (
+        {"lora_name": "", "lora_path": "{0}"},
+        400,
+        'lora_name is "": it must be a text that is not empty',
+    ),
     ("/models/load", "served"): ({"model": "{1}"}, 400, "this name is served"),
     ("/models/load", "missing"): ({"model": "/nowhere"}, 400, "/nowhere"),
 }

@@ -215,6 +215,12 @@ NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, expect
         "edits.heads[1]",
         "edits.heads[1] is [0]: it must",
     ),
+    "too many layers": (
+        "/v1/completions",
+        {"edits": {"layers": [0] * 4097}},
+        "edits.layers",
+        "edits.layers is [0, 0,",
+    ),
     "an encoding": (
         "/v1/embeddings",
         {"encoding_format": "hex"},

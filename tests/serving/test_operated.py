@@ -20,7 +20,7 @@ from onward.serving import Listening
 from onward.serving.keys import Key, Keys, read_keys
 from onward.serving.logs import logged
 from onward.serving.request_log import RequestRecord, log_request
-from onward.serving.server_options import check_addresses
+from onward.serving.server_options import check_listening
 
 from support.server import Running, serving, started
 
@@ -206,15 +206,21 @@ def test_warnings_are_lines_of_the_log(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("name", ["example.org", "https://example.org/", "https://example.org/page"])
 def test_a_website_that_no_browser_names_so_is_refused(name: str) -> None:
-    check_addresses(Listening(allow_origin=("*", "https://example.org", "http://localhost:3000")))
+    check_listening(Listening(allow_origin=("*", "https://example.org", "http://localhost:3000")))
     with pytest.raises(UserError, match=f"allow_origin is '{name}': write scheme and host only"):
-        check_addresses(Listening(allow_origin=(name,)))
+        check_listening(Listening(allow_origin=(name,)))
 
 
 def test_a_collector_without_a_scheme_is_refused() -> None:
-    check_addresses(Listening(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces"))
+    check_listening(Listening(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces"))
     with pytest.raises(UserError, match=r"otlp_traces_endpoint is '127\.0\.0\.1:4318': write an address"):
-        check_addresses(Listening(otlp_traces_endpoint="127.0.0.1:4318"))
+        check_listening(Listening(otlp_traces_endpoint="127.0.0.1:4318"))
+
+
+@pytest.mark.parametrize("name", ["max_body", "constraint_memory"])
+def test_a_size_that_is_none_is_refused_before_the_server_starts(name: str) -> None:
+    with pytest.raises(UserError, match=f"{name} is '0': write a positive number of bytes"):
+        check_listening(Listening(**{name: "0"}))  # type: ignore[arg-type]
 
 
 def test_liveness_and_readiness_differ_while_models_load_and_the_server_drains(server: Running) -> None:

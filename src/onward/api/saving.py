@@ -15,7 +15,7 @@ from onward.api.folders import load
 from onward.api.language_model import LanguageModel
 from onward.base.arguments import Range, checked
 from onward.base.errors import UserError
-from onward.checkpoint.gguf.convert import Accept, plan, write_model
+from onward.checkpoint.gguf.convert import Accept, check_importance, plan, write_model
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import open_source
 from onward.checkpoint.peft.adapters import save_adapter as write_adapter
@@ -49,9 +49,13 @@ def save(
     precision.
     """
     if names := adapter_names(lm.model):
-        raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")
+        raise UserError(
+            f"Cannot save a model with the adapter {names[0]}: merge it with merge_lora or onward merge, "
+            "or save only the adapter with save_adapter"
+        )
     path, hf = Path(path), lm.hf
     if path.suffix == ".gguf":
+        check_importance(dtype or "", importance)
         gguf_plan = plan(
             lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept
         )

@@ -13,6 +13,10 @@ from typing import Any
 from onward.base.errors import UserError
 
 PART = ".part"  # suffix of the temporary folders in which files are written, or folders removed
+NUMBERS = {  # how the numbers of a picture begin
+    ".csv": (b"panel,row,column,value\n",),
+    ".json": (b'{\n  "title": ', b'{"kind":'),
+}
 
 
 @contextmanager
@@ -37,6 +41,25 @@ def atomic_write(path: Path) -> Iterator[Path]:
     except OSError as error:
         left = "its former content is kept" if os.path.exists(path) else "no part of it is left"
         raise UserError(f"cannot write {path}: {error.strerror or error}; {left}") from error
+
+
+def writable_ending(path: Path, *endings: str) -> str:
+    """Return the ending of a path to which a page or a picture is about to be written.
+
+    Raises a UserError if it is none of `endings`, or if a .json or .csv file at the path holds anything but the numbers
+    of a picture: it may be data or a part of a model.
+    """
+    if path.suffix not in endings:
+        listed = " or ".join(filter(None, (", ".join(endings[:-1]), endings[-1])))
+        raise UserError(f"Cannot write {path}: choose a name that ends in {listed}")
+    if (starts := NUMBERS.get(path.suffix)) and path.is_file() and path.stat().st_size:
+        with path.open("rb") as file:
+            if not file.read(64).startswith(starts):
+                raise UserError(
+                    f"Cannot write {path}, because it exists and does not hold the numbers of a picture: choose "
+                    "another name, or remove it"
+                )
+    return path.suffix
 
 
 def remove_atomically(path: Path) -> None:

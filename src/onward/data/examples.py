@@ -29,7 +29,7 @@ from onward.text.tokenizer import Tokenizer
 Variables = Mapping[str, Any]  # variables of a chat template, such as tools
 NONE: Variables = MappingProxyType({})
 SPOKEN = "tool_calls", "reasoning_content", "reasoning", "thinking"  # fields that a message may have instead of content
-NO_TEMPLATE = "the model has no chat template for messages: name one, such as --template chatml"
+NO_TEMPLATE = "the model has no chat template for messages: name one, such as --template plain"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from onward.serving.guard import check_admin
 from onward.serving.jobs import Job
 from onward.serving.models import Served, add_adapter, check_adapter_of, drop_adapter, engines_of
 from onward.serving.service import Service, service_of
+from onward.serving.shapes import Filled
 from onward.serving.weight_files import WeightFiles
 
 T = TypeVar("T")
@@ -30,14 +31,14 @@ router = APIRouter(tags=["server"])
 class AdapterToLoad(Body):
     """The body of a request of /v1/load_lora_adapter; `model` is the adapter's base, by default the first model."""
 
-    lora_name: str = Field(min_length=1, description="Name under which requests choose the adapter.")
-    lora_path: str = Field(min_length=1, description="Folder of the adapter, on the server's machine.")
+    lora_name: Filled = Field(description="Name under which requests choose the adapter.")
+    lora_path: Filled = Field(description="Folder of the adapter, on the server's machine.")
 
 
 class AdapterToUnload(Body):
     """The body of a request of /v1/unload_lora_adapter."""
 
-    lora_name: str = Field(min_length=1)
+    lora_name: Filled
 
 
 class ModelName(Body):
@@ -103,7 +104,13 @@ async def load_model(body: ModelName, http: Request) -> dict[str, Any]:
 async def unload_model(body: ModelName, http: Request) -> dict[str, Any]:
     """Remove a model and its adapters; their running answers finish first. Needs the key of an administrator."""
     service = administered(http, body)
-    engine = named(service, body.model or "", "model").engine
+    served = named(service, body.model or "", "model")
+    if served.base:
+        raise ApiError(
+            f"Cannot remove {served.name} as a model, because it is an adapter: use /v1/unload_lora_adapter",
+            param="model",
+        )
+    engine = served.engine
     if len(engines_of([*service.served.values()])) == 1:
         raise ApiError("Cannot remove the only model: load another one first", param="model")
     service.served = {name: one for name, one in service.served.items() if one.engine is not engine}

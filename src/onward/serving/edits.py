@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,8 +29,8 @@ class Edits(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    heads: list[tuple[Whole, Whole]] = Field(default_factory=list, max_length=MOST_OFF)
-    layers: list[Whole] = Field(default_factory=list, max_length=MOST_OFF)
+    heads: Annotated[list[tuple[Whole, Whole]], Field(max_length=MOST_OFF)] = []
+    layers: Annotated[list[Whole], Field(max_length=MOST_OFF)] = []
 
     def names(self, model: Decoder) -> list[str]:
         """Names of the activations that become 0; raises an ApiError for a head or layer that the model lacks."""

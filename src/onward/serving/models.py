@@ -44,7 +44,7 @@ class Served:
     `calls.forms`, or auto."""
 
     name: str
-    root: str  # the model as named in the command; for an adapter, its name or folder
+    root: str  # the model as named in the command; for an adapter, its folder
     lm: LanguageModel
     engine: Engine
     adapter: str = ""
@@ -83,7 +83,7 @@ def load_served(
         served.append(Served(name, model, plain, engine, name if alone else "", "", *parsers))
         folders = {Path(folder).resolve().name: Path(folder) for folder in adapters}
         served += [
-            Served(one, one, with_tokenizer_of(lm, folders[one]), engine, one, name, *parsers)
+            Served(one, str(folders[one]), with_tokenizer_of(lm, folders[one]), engine, one, name, *parsers)
             for one in own
             if one != name
         ]

@@ -19,7 +19,7 @@ from onward.base.errors import UserError
 from onward.serving.app import make_app
 from onward.serving.connections import BACKLOG, Connections
 from onward.serving.models import Served
-from onward.serving.server_options import ConnectionLimits, Listening, check_addresses
+from onward.serving.server_options import ConnectionLimits, Listening, check_listening
 from onward.serving.service import Service
 from onward.serving.spans import Spans
 
@@ -109,7 +109,7 @@ def serve(
     """Listen, load the models, and answer requests until a signal; `ready` is called with the address and the loaded
     models, and `load_more` with the name of a model that an administrator adds. Raises a UserError if it cannot listen
     on the address, and any exception of `load`."""
-    check_addresses(options)
+    check_listening(options)
     keys, spans = options.keys(), Spans(options.otlp_traces_endpoint) if options.otlp_traces_endpoint else None
     bound, service = listen(options.host, options.port), Service(options, load_more)
     failures: list[BaseException] = []

@@ -91,8 +91,13 @@ class Listening(RequestLimits, ConnectionLimits):
         return self.host in LOCAL
 
 
-def check_addresses(options: Listening) -> None:
-    """Raise a UserError for a website or a collector that is not an address as clients write it."""
+def check_listening(options: Listening) -> None:
+    """Raise a UserError for a website or a collector that is not an address as clients write it, or a size that is not
+    a number of bytes."""
+    from onward.planning.tables import byte_count
+
+    for name in "max_body", "constraint_memory":
+        byte_count(getattr(options, name), name)
     for origin in options.allow_origin:
         if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise UserError(f"allow_origin is {origin!r}: write scheme and host only, such as https://example.org")

@@ -44,6 +44,7 @@ Real = Annotated[float, BeforeValidator(not_bool)]
 TokenId = Annotated[int, Field(strict=True)]  # checked without a call of Python, unlike Whole
 Tokens = Annotated[list[TokenId], Field(fail_fast=True)]  # one mistake is enough: a list may have a million items
 Texts = Annotated[list[str], Field(fail_fast=True)]
+Filled = Annotated[str, Field(min_length=1)]  # a limit must be in the type: messages are made from types
 Prompts = str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
 
 
@@ -171,7 +172,9 @@ def described(kind: Any, number: int) -> str:
     }
     if "le" in limits:
         words += f" from {limits['ge']} to {limits['le']}"
-    if "max_length" in limits:
+    if "max_length" not in limits and "min_length" in limits:
+        words += " that is not empty"
+    elif "max_length" in limits:
         least, most = limits.get("min_length", 0), f"{limits['max_length']:,}"
         words += f" with at most {most} items" if origin is dict else f", {least} to {most} of them"
     return words

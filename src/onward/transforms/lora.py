@@ -319,7 +319,10 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))
     if any(isinstance(target.module, QuantizedLinear) for _, target, _ in adapters):
-        raise UserError("Cannot merge adapters into quantized weights: load the model without quantize")
+        raise UserError(
+            "Cannot merge adapters into quantized weights: load the model without quantize, "
+            "or train them on the original model, if the model was stored quantized"
+        )
     for weight, target, adapter in adapters:
         merged = adapter.merged(target.weight)
         if weight in ("embed", "head") and model.config.tied:

@@ -314,6 +314,15 @@ def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]
     return lost + ([] if tokenizer else ["there is no tokenizer: programs can pass token ids only"])
 
 
+def check_importance(dtype: str, importance: str) -> None:
+    """Raise a UserError if a text of importance is given that no type of the file uses."""
+    if importance and "_K" not in dtype.upper():
+        raise UserError(
+            f"importance is used only by q4_k_m, q5_k_m and q6_k, and not by {dtype or 'the dtype of the model'}: "
+            "choose one of them as dtype, or leave importance out"
+        )
+
+
 def write_model(
     model: Decoder,
     plan: Plan,

@@ -87,11 +87,11 @@ def generate(options: Options, batches: Sequence[int]) -> None:
     from onward.measuring.generation import Precision
     from onward.measuring.roofline import roofline
     from onward.measuring.speeds import generation_lengths, generation_speeds
-    from onward.reports.pictures.picture import FORMATS
+    from onward.reports.pictures.picture import format_of
 
     precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
-    if options.out and Path(options.out).suffix not in FORMATS:
-        raise UserError(f"out is {options.out}: name a file that ends in {', '.join(FORMATS)}")
+    if options.out:
+        format_of(Path(options.out))
     device = choose_device(options.device)
     prompt, new = generation_lengths(options.model, options.prompt, options.new)
     cases = len(batches) * len(precisions)

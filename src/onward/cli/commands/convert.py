@@ -83,7 +83,8 @@ def main(argv: Sequence[str]) -> None:
 
     import onward
     from onward.checkpoint.eagle import is_eagle
-    from onward.checkpoint.gguf.convert import losses, plan, write_model
+    from onward.checkpoint.gguf.convert import check_importance, losses, plan, write_model
+    from onward.checkpoint.gguf.header import is_gguf
     from onward.checkpoint.gguf.lora import write_adapter
     from onward.checkpoint.gguf.modelfile import modelfile
     from onward.checkpoint.peft.bases import base_folder
@@ -92,6 +93,8 @@ def main(argv: Sequence[str]) -> None:
     from onward.cli.shared.progress import progress_bars
     from onward.model.adapters import adapter_names
 
+    if gguf and out.exists() and not is_gguf(out):
+        raise UserError(f"{out} exists and is no GGUF file, so it is not replaced: name another file, or remove it")
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     dtype = None if gguf else dtypes.get(options.dtype)
     if options.from_bin:
@@ -116,6 +119,7 @@ def main(argv: Sequence[str]) -> None:
         size, tensors = sum(own.nbytes for own in written.values()), len(written)
         result |= {"dtype": "f32", "adapter": adapters[0]}
     elif gguf:
+        check_importance(options.dtype, options.importance)
         planned = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
         size, tensors = planned.nbytes, len(planned.outlines)
         result |= {"architecture": planned.architecture.name, "dtype": options.dtype or result["dtype"]}

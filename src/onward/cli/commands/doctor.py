@@ -10,6 +10,7 @@ from rich.text import Text
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
+from onward.base.files import writable_ending
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_json
 from onward.config.ranges import SizeOrZero
@@ -86,6 +87,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError(
             "Cannot combine --text and --batches, because both give the training data of the model: choose one"
         )
+    if options.html:
+        writable_ending(Path(options.html), ".html")
     from onward.inspection.doctor.isolated import examine_apart
 
     arguments = {name: value for name, value in vars(options).items() if name not in LIMITS}

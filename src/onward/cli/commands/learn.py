@@ -12,7 +12,7 @@ from rich.text import Text
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
-from onward.base.files import atomic_write
+from onward.base.files import atomic_write, writable_ending
 from onward.base.suggestions import nearest
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_json, print_next, print_table
@@ -81,11 +81,11 @@ def main(argv: Sequence[str]) -> int:
     elif options.web:
         from onward.learn.web import web_page
 
-        write("page", options.web, web_page(chapter))
+        write("page", options.web, ".html", web_page(chapter))
     elif options.notebook:
         from onward.learn.notebook import notebook
 
-        write("notebook", options.notebook, notebook(chapter))
+        write("notebook", options.notebook, ".ipynb", notebook(chapter))
     elif options.run:
         run_code(chapter)
     else:
@@ -97,7 +97,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def write(kind: str, name: str, text: str) -> None:
+def write(kind: str, name: str, ending: str, text: str) -> None:
+    writable_ending(Path(name), ending)
     with atomic_write(Path(name)) as new:
         new.write_text(text, encoding="utf-8")
     console.print(f"{kind}: {name}", markup=False, soft_wrap=True)
@@ -148,7 +149,7 @@ def practice(options: Options, chapter: Chapter | None) -> int:
 
         if Path(options.starter).exists():
             raise UserError(f"{options.starter} exists: give the name of a new file")
-        write("file", options.starter, "\n\n".join([HEADER, *(one.starter for one in found)]))
+        write("file", options.starter, ".py", "\n\n".join([HEADER, *(one.starter for one in found)]))
         print_next(f"{words} --check {quote(options.starter)}")
     elif chapter is None:
         print_table([{"chapter": one.chapter, "exercise": one.name, "about": one.about} for one in found])

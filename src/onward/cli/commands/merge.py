@@ -16,7 +16,7 @@ an ordinary model. The sum is computed in fp32 and rounded once.
 
 examples:
   onward merge runs/poems merged                            uses the base named in the adapter
-  onward merge runs/poems merged --base runs/mybook
+  onward merge runs/poems merged --from runs/mybook
   onward merge runs/poems merged --dtype float32
 """
 

@@ -7,6 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
+from onward.base.files import writable_ending
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json
 from onward.hub.folder import locate
@@ -48,6 +49,8 @@ def main(argv: Sequence[str]) -> None:
     out = Path(options.out) if options.out else None
     if out and out.is_dir():
         raise UserError(f"{out} is a folder: set --out to a file, such as {out / 'report.html'}")
+    if out:
+        writable_ending(out, ".html")
     from onward.reports.runs.write import write_reports
 
     compare = Path(options.compare) if options.compare else None

@@ -14,8 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from onward.base.errors import UserError
-from onward.base.files import atomic_write
+from onward.base.files import atomic_write, writable_ending
 from onward.learn.cells import FIGURE
 from onward.learn.chapters import Chapter
 from onward.reports.pictures.markup import embedded, filled, resource, visible
@@ -52,10 +51,9 @@ class InteractiveFigure:
 
     def write(self, path: Path) -> None:
         """Write the figure as a page (.html) or as JSON (.json)."""
-        if path.suffix not in (".html", ".json"):
-            raise UserError(f"Cannot write {path}: choose a name that ends in .html or .json")
+        ending = writable_ending(path, ".html", ".json")
         with atomic_write(path) as new:
-            text = self.page() if path.suffix == ".html" else json.dumps(asdict(self), separators=(",", ":")) + "\n"
+            text = self.page() if ending == ".html" else json.dumps(asdict(self), separators=(",", ":")) + "\n"
             new.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:

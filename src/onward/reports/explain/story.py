@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from onward.base.errors import UserError
-from onward.base.files import atomic_write
+from onward.base.files import atomic_write, writable_ending
 from onward.reports.pictures.markup import embedded, page_of, resource, visible
 from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, colors
 
@@ -72,7 +71,7 @@ class Story:
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
         """Write the page (.html), or titles, shapes, texts and numbers (.json)."""
-        if path.suffix == ".json":
+        if writable_ending(path, ".html", ".json") == ".json":
             steps = [
                 {
                     "title": s.title,
@@ -83,9 +82,7 @@ class Story:
                 for s in self.steps
             ]
             content = json.dumps({"title": self.title, "steps": steps}, indent=2) + "\n"
-        elif path.suffix == ".html":
-            content = self.html(theme)
         else:
-            raise UserError(f"Cannot write {path}: choose a name that ends in .html or .json")
+            content = self.html(theme)
         with atomic_write(path) as new:
             new.write_text(content, encoding="utf-8")

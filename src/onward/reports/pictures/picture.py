@@ -16,7 +16,7 @@ from resvg_py import svg_to_bytes
 from rich.cells import cell_len, set_cell_size
 
 from onward.base.errors import UserError
-from onward.base.files import atomic_write
+from onward.base.files import atomic_write, writable_ending
 from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.pictures.numbers import csv_of, values_of
 from onward.reports.pictures.pdf import ZOOM, pdf_of
@@ -184,9 +184,7 @@ def legend_of(scale: ColorScale) -> str:
 
 
 def format_of(path: Path) -> str:
-    if path.suffix not in FORMATS:
-        raise UserError(f"Cannot write {path}: choose a name that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
-    return path.suffix
+    return writable_ending(path, *FORMATS)
 
 
 def pointed(panel: Panel) -> dict[str, Any]:

@@ -20,7 +20,7 @@ MOST_TOKENS = 256  # maximum number of tokens in an answer
 
 
 def compare_answers(options: Options, replicas: Replicas) -> None:
-    from onward.base.files import atomic_write
+    from onward.base.files import atomic_write, writable_ending
     from onward.cli.commands.evaluate.divided import load_alike
     from onward.cli.commands.evaluate.tasks import kept_answers
     from onward.cli.shared.progress import progress_bars
@@ -32,6 +32,7 @@ def compare_answers(options: Options, replicas: Replicas) -> None:
             "page needs two models, the prompts, and one process: onward evaluate A B --answers prompts.txt --page "
             f"{options.page}"
         )
+    writable_ending(Path(options.page), ".html")
     names = [options.model, options.sources[0]]
     prompts = prompts_of(options.answers)[: options.limit]
     answers = []
