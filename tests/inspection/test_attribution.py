@@ -18,8 +18,16 @@ from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, decoder
 from support.texts import OTHERS, TOKENS, run
 
+OWN = "own parts", "own block"  # whose layers call a module twice
 
-@pytest.mark.parametrize("name", DECODERS)
+
+@pytest.mark.parametrize("name", OWN)
+def test_own_blocks_with_other_contributions_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="a module of your own adds something other than heads"):
+        logit_attribution(decoder(DECODERS[name], torch.float64), TOKENS, 5)
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in OWN])
 def test_parts_of_a_logit_add_up_to_it(name: str) -> None:
     model = decoder(DECODERS[name], torch.float64)
     with torch.no_grad():

@@ -108,7 +108,7 @@ def compile_checked() -> None:
         whole(found[0])
         return found
 
-    def checked_filled(*form: Any) -> tuple[array[Any], int]:
+    def checked_filled(*form: Any) -> "tuple[array[Any], int]":
         numbers, pointer = filled(*form)
         allow(pointer, len(numbers) * numbers.itemsize)
         return numbers, pointer
