@@ -54,6 +54,7 @@ REFUSED = {
     "generate RUN The --beams 2 --seed 3": "--seed is used only by sampling, and not by search",
     "generate RUN The --beams 2 --compile": "--compile is used only by sampling",
     "generate RUN The --field text": "--field is used only with --prompts",
+    "serve RUN --prompt-cache-size 1GB": "--prompt-cache-size is used only with --prompt-cache",
     "evaluate RUN --encoding utf-8": "--encoding is used only with sources",
     "convert RUN folder --accept gelu": "--accept is used only by gguf, and not by hf",
     "convert RUN x.gguf --shard-bytes 3e3": "--shard-bytes is used only by hf",

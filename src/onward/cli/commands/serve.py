@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
@@ -43,6 +43,7 @@ class Options(Listening, EngineOptions, Compiling, Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("models",)
     fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # each adapter is served under its own name
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"prompt_cache": ("prompt_cache_size",)}
     models: tuple[str, ...] = ()  # folders of models or adapters, or names on the hub
     adapter: tuple[str, ...] = ()  # folder of an adapter of the first model; the folder's name is the served name
 
