@@ -66,6 +66,11 @@ MISTAKEN = {  # the typed command, and the expected suggestion
     "evaluate STORY RUN": "did you mean onward evaluate RUN STORY?",
     "train STORY RUN": "RUN is a run, not a text: --resume RUN continues it",
     "sweep STORY RUN --steps 4": "RUN is a run, not a text",
+    "train STORY --field body": "--field is 'body', but STORY has no fields",
+    "train embedded --field body": "--field is 'body', but embedded has no fields",
+    "evaluate RUN STORY --field body": "--field is 'body', but STORY has no fields",
+    "tokenizer train STORY --out x --field body": "--field is 'body', but STORY has no fields",
+    "data prepare STORY --out x --field body": "--field is 'body', but STORY has no fields",
     "train STORY runs/new": "runs/new does not exist: to name the run's folder, write --out runs/new",
 }
 

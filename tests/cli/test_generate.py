@@ -106,7 +106,7 @@ def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypat
     Path("many.jsonl").write_text('{"question": "The"}')
     assert rows(said("--prompts", "many.jsonl", "--field", "question", *SEEDED, "--json")[0])[0]["prompt"] == "The"
     Path("many.csv").write_text("question\nThe\n")
-    assert "whose lines are whole prompts" in said("--prompts", "many.csv", "--field", "question", status=2)[1]
+    assert "many.csv has no fields" in said("--prompts", "many.csv", "--field", "question", status=2)[1]
 
 
 class Watched(Engine):

@@ -37,7 +37,7 @@ from onward.data.prepare import (
 )
 from onward.data.progress import Measured, Progress, silent
 from onward.data.reading import READING, Reading
-from onward.data.sources import Source, check_named, download_corpora, is_stream
+from onward.data.sources import Source, check_sources, download_corpora, is_stream
 from onward.data.tokens import TokenData, id_dtype, load_tokens
 from onward.text.tokenizer import Tokenizer
 from onward.text.training import train_tokenizer
@@ -65,7 +65,7 @@ def prepare_part(
     """Encode one machine's share of a preparation, and return its folder. The arguments are those of `prepare`;
     `folder` is the folder to which the parts will be joined. An interrupted part continues if the same arguments are
     given again."""
-    check_named(sources)
+    check_sources(sources, reading)
     if streams := [source for source in sources if is_stream(source)]:
         raise UserError(
             f"Cannot prepare parts of {streams[0]}, because a stream can be read only once: prepare it on one machine"

@@ -32,7 +32,7 @@ from onward.data.reading import READING, Reading
 from onward.data.sources import (
     ExtractedText,
     Source,
-    check_named,
+    check_sources,
     download_corpora,
     is_stream,
     passages,
@@ -95,7 +95,7 @@ def prepare(
     """
     if workers < 0:
         raise UserError(f"workers is {workers}: give a number of processes, or 0 for one per core")
-    check_named(sources)
+    check_sources(sources, reading)
     download_corpora(sources, progress)
     folder = Path(folder)
     work = folder.parent / f"{folder.name}.unfinished"

@@ -109,7 +109,7 @@ def passages(sources: Sequence[Source], reading_as: Reading = READING, size: int
 def texts(sources: Sequence[Source], reading_as: Reading, sizes: PieceSizes) -> Iterator[tuple[SourcePiece, str]]:
     """Yield (piece, text) for each document, or part of a large document; raise a UserError if all documents of a
     source are empty."""
-    check_named(sources)
+    check_sources(sources, reading_as)
     for source in sources:
         blank, found = True, Extraction()
         for piece in pieces(source, reading_as, sizes):
@@ -121,9 +121,21 @@ def texts(sources: Sequence[Source], reading_as: Reading, sizes: PieceSizes) -> 
         say_extracted(source, found)
 
 
-def check_named(sources: Sequence[Source]) -> None:
+def check_sources(sources: Sequence[Source], reading_as: Reading) -> None:
+    """Raise a UserError if no source is named, or if `reading_as` names a field and no source can have fields."""
     if not sources:
         raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
+    if reading_as.field != READING.field and all(map(is_plain_text, sources)):
+        raise UserError(
+            f"field is {reading_as.field!r}, but {sources[0]} has no fields: name a .jsonl or .parquet file, or leave "
+            "out field"
+        )
+
+
+def is_plain_text(source: Source) -> bool:
+    if not isinstance(source, str) or not os.path.isfile(source):
+        return source in corpora.BUILT_IN
+    return suffixes(source)[0] not in (".jsonl", ".parquet")
 
 
 def is_blank(text: str) -> bool:

@@ -159,11 +159,6 @@ def from_file(file: str, field: str) -> list[str]:
     texts = [read_text()] if file == "-" else documents([file], field=field, raw=True)
     if suffixes(file)[0] in (".jsonl", ".parquet"):
         return list(texts)
-    if field != Options.field and not Path(file).is_dir():
-        raise UserError(
-            f"Cannot read the field {field!r} of {file}, whose lines are whole prompts: name a .jsonl or .parquet "
-            "file, or leave out --field"
-        )
     if lines := [line for text in texts for line in text.split("\n") if line.strip()]:
         return lines
     raise UserError("standard input is empty: write a prompt on each line")  # an empty file has its own error
