@@ -97,7 +97,7 @@ def test_a_text_is_trained_whole() -> None:
 NO_END = Tokenizer(tokenizer().inner, templates={"default": "{% for m in messages %}{{ m.content }}\n{% endfor %}"})
 CHATML = with_template(tokenizer(), "chatml")
 BAD: dict[str, tuple[Tokenizer, dict[str, Any], str]] = {
-    "no template": (tokenizer(), {"messages": [USER, ANSWER]}, "no chat template .* --template chatml"),
+    "no template": (tokenizer(), {"messages": [USER, ANSWER]}, "no chat template .* --template plain"),
     "never closed": (NO_END, {"messages": [USER, ANSWER]}, "never closes the assistant's turn"),
     "never closed before the user": (NO_END, {"messages": [USER, ANSWER, USER, ANSWER]}, "never closes"),
     "no answer": (CHATML, {"messages": [USER]}, "because it has no answer to train"),

@@ -151,7 +151,7 @@ def test_complete_preparation_is_not_repeated(corpus: list[str], tmp_path: Path)
 
 CHANGES: dict[str, dict[str, Any]] = {
     "tokenizer": {"tokenizer": "bpe:300"},
-    "field": {"reading": Reading(field="body")},
+    "raw": {"reading": Reading(raw=True)},
     "sources, content of": {"sources": ["one.txt"]},
     "min_words, exact": {"cleaning": Cleaning(min_words=3, exact=False)},
 }

@@ -153,11 +153,14 @@ def from_file(file: str, field: str) -> list[str]:
     """Read prompts: one per line or, in .jsonl and .parquet, per record."""
     from onward.cli.shared.sources import announce
     from onward.data.formats import suffixes
+    from onward.data.reading import READING
     from onward.data.sources import documents
 
     announce([file])
-    texts = [read_text()] if file == "-" else documents([file], field=field, raw=True)
-    if suffixes(file)[0] in (".jsonl", ".parquet"):
+    has_records = suffixes(file)[0] in (".jsonl", ".parquet")
+    asked = field if has_records or field != Options.field else READING.field
+    texts = [read_text()] if file == "-" else documents([file], field=asked, raw=True)
+    if has_records:
         return list(texts)
     if lines := [line for text in texts for line in text.split("\n") if line.strip()]:
         return lines
