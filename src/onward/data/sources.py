@@ -135,7 +135,11 @@ def check_sources(sources: Sequence[Source], reading_as: Reading) -> None:
 def is_plain_text(source: Source) -> bool:
     if not isinstance(source, str) or not os.path.isfile(source):
         return source in corpora.BUILT_IN
-    return suffixes(source)[0] not in (".jsonl", ".parquet")
+    return not has_records(source)
+
+
+def has_records(name: str) -> bool:
+    return suffixes(name)[0] in (".jsonl", ".parquet")
 
 
 def is_blank(text: str) -> bool:

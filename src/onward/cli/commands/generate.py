@@ -152,15 +152,12 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
 def from_file(file: str, field: str) -> list[str]:
     """Read prompts: one per line or, in .jsonl and .parquet, per record."""
     from onward.cli.shared.sources import announce
-    from onward.data.formats import suffixes
-    from onward.data.reading import READING
-    from onward.data.sources import documents
+    from onward.data.sources import documents, has_records, is_plain_text
 
     announce([file])
-    has_records = suffixes(file)[0] in (".jsonl", ".parquet")
-    asked = field if has_records or field != Options.field else READING.field
-    texts = [read_text()] if file == "-" else documents([file], field=asked, raw=True)
-    if has_records:
+    field = "text" if field == Options.field and is_plain_text(file) else field  # the default is a field of records
+    texts = [read_text()] if file == "-" else documents([file], field=field, raw=True)
+    if has_records(file):
         return list(texts)
     if lines := [line for text in texts for line in text.split("\n") if line.strip()]:
         return lines
