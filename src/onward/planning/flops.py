@@ -35,8 +35,8 @@ class PartSize:
 
 
 def part_sizes(config: DecoderConfig) -> list[PartSize]:
-    """Return the sizes of a decoder's parts, in the order in which a token passes through them. A tied head
-    counts no parameters, because they are the embedding's, but all of its operations."""
+    """Return the sizes of a decoder's parts, in the order in which a token passes through them. A tied head counts no
+    parameters, because they are the embedding's, but all of its operations."""
     sums: dict[str, list[int]] = {}
     for module, count in modules(config):
         for name, numbers in sized(module):

@@ -1,6 +1,5 @@
-"""LoRA adapters as GGUF files, in the format of llama.cpp's convert_lora_to_gguf.py. A file has two
-factors for each adapted tensor of the base, `.lora_a` (R, I) and `.lora_b` (O, R); those of a stack of experts have a
-leading axis.
+"""LoRA adapters as GGUF files, in the format of llama.cpp's convert_lora_to_gguf.py. A file has two factors for each
+adapted tensor of the base, `.lora_a` (R, I) and `.lora_b` (O, R); those of a stack of experts have a leading axis.
 
 llama.cpp multiplies their product by alpha / R, where R is the rank of the tensor. It applies adapters only to tensors
 that its graphs multiply with one particular function, and ignores adapters of other tensors without a message.
