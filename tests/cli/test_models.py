@@ -39,6 +39,15 @@ def test_all_families_and_releases_are_listed(capsys) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "release"),
+    [("llama-3.1", "llama-3.1-8b"), ("Llama 3.1", "llama-3.1-8b"), ("GPT-2", "gpt2"), ("Qwen3 8B", "qwen3-8b")],
+)
+def test_names_are_found_as_people_write_them(words: str, release: str, capsys) -> None:
+    found = as_json(words, capsys=capsys)
+    assert release in [preset["name"] for family in found for preset in family["presets"]]
+
+
 def test_one_release_is_shown_with_the_steps_of_its_lineage(capsys) -> None:
     said = models("llama-3.1-8b", capsys=capsys)
     assert "parameters 8,030,261,248" in said

@@ -43,6 +43,14 @@ def test_a_line_shows_white_space_and_a_table_ids(folder: Path, monkeypatch, cap
     assert len(lines) == 7
 
 
+def test_a_new_tokenizer_is_trained_on_the_text(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tokenizer", "show", "byte", "char", "bpe:260", "abab abab", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["tokenizers"]
+    assert [len(one["tokens"]) for one in found] == [9, 9, 2]
+    assert all("".join(token["piece"] for token in one["tokens"]) == "abab abab" for one in found)
+
+
 BAD = {
     "show": "takes models and a text",
     "show text": "takes models and a text",

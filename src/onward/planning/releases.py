@@ -55,9 +55,11 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 
 def catalog(part: str = "") -> Iterator[dict[str, Any]]:
-    """Families with their releases; with `part`, only the releases whose names contain it, and their families."""
+    """Families with their releases; with `part`, only the releases whose names contain it, and their families. Case,
+    hyphens and spaces do not matter: "GPT-2" finds gpt2."""
+    squeezed = lambda text: text.lower().replace("-", "").replace(" ", "")
     for name, module in sorted(modules().items()):
-        named = (preset for preset in presets().values() if preset.family == name and part in preset.name)
+        named = (p for p in presets().values() if p.family == name and squeezed(part) in squeezed(p.name))
         of_family = [(preset, preset.config) for preset in named]
         entries = [
             {

@@ -25,7 +25,7 @@ examples:
   onward tokenizer train mybook.txt --vocab-size 8192 --out tokenizers/mybook
   onward tokenizer compare tokenizers/mybook runs/mybook byte      on short texts in sixteen languages
   onward tokenizer compare tokenizers/mybook char --data mybook.txt --data talks.jsonl --json
-  onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
+  onward tokenizer show gpt2 runs/mybook byte "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
 OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options for reading texts
 PASSAGE_CHARS = 4096  # maximum number of characters per passage; script and kind are determined for each passage

@@ -24,14 +24,17 @@ def show(names: Sequence[str]) -> dict[str, Any]:
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
     text = sys.stdin.read() if text == "-" else text
-    return {"text": text, "tokenizers": [{"name": name, "tokens": pieces(opened(name), text)} for name in models]}
+    return {"text": text, "tokenizers": [{"name": name, "tokens": pieces(opened(name, text), text)} for name in models]}
 
 
-def opened(name: str) -> Tokenizer:
-    """Load the tokenizer of a model: `name` is a folder, a tokenizer file, a GGUF file, or a name on the hub. Only the
-    tokenizer's files are downloaded from the hub."""
+def opened(name: str, text: str) -> Tokenizer:
+    """Load the tokenizer of a model: `name` is a folder, a tokenizer file, a GGUF file, or a name on the hub, of which
+    only the tokenizer's files are downloaded. A new tokenizer (char, byte, bpe:N) is trained on `text`."""
     from onward.checkpoint.load import open_source
+    from onward.text.training import train_tokenizer
 
+    if name.partition(":")[0] in ("char", "byte", "bpe") and not Path(name).exists():
+        return train_tokenizer(name, iter((text,)))
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()
 
 
