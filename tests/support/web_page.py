@@ -10,6 +10,11 @@ from typing import Any
 from onward.text.tokenizer import Tokenizer
 
 VIEWS = "next", "attention", "layers", "parts", "engine"
+SEEDS = """
+let seed = 1000;
+const random = crypto.getRandomValues.bind(crypto);
+crypto.getRandomValues = (numbers) => numbers.length === 1 ? numbers.fill(seed += 2) : random(numbers);
+"""  # the seeds that the page draws for answers are the same in each run; with random ones, answers are sometimes equal
 
 
 @contextmanager
@@ -25,7 +30,7 @@ def opened(
     errors: list[str] = []
     page.on("console", lambda message: message.type == "error" and errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.add_init_script(script)
+    page.add_init_script(SEEDS + script)
     page.goto(url)
     page.wait_for_selector("#model option, #key-form:not([hidden])", state="attached")
     yield page
