@@ -143,6 +143,15 @@ def test_a_streamed_chat_is_the_whole_one(count: int, server: Running) -> None:
         assert_stream_is_the_reply(server, "/v1/chat/completions", body)
 
 
+@pytest.mark.filterwarnings("ignore:.*chat template")
+def test_an_answer_without_tokens_has_the_same_fields_in_a_stream(server: Running) -> None:
+    chat = {"messages": [{"role": "user", "content": ""}], "logprobs": True}
+    asked = {"forced_tokens": [5], "stop_token_ids": [5], "return_token_ids": True, "max_tokens": 4}
+    for path, body in ("/v1/completions", {"prompt": "a", "logprobs": 1}), ("/v1/chat/completions", chat):
+        [choice] = assert_stream_is_the_reply(server, path, asked | body)
+        assert choice["token_ids"] == []
+
+
 def test_a_token_s_offset_is_where_its_text_begins(server: Running) -> None:
     tokenizer = server.served[0].lm.text()
     text = "Once upon a time 日本, a 😀"

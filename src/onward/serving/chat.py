@@ -316,18 +316,18 @@ class ChatReply(Streamed):
     def choices(self, update: Update) -> list[dict[str, Any]]:
         """The update as items of `choices`: the first has the tokens and log-probabilities, and the last item of an
         answer has the finish reason and an empty delta."""
-        logprobs, deltas = self.logprobs(update), self.deltas(update)
-        if not deltas and update.tokens and (logprobs or self.body.return_token_ids):
-            deltas = [{}]  # tokens whose text is held back
+        logprobs = self.logprobs(update)
+        items: list[tuple[dict[str, Any], str | None]] = [(delta, None) for delta in self.deltas(update)]
+        if reason := self.finish_reason(update):
+            items.append(({}, reason))
+        elif not items and update.tokens and (logprobs or self.body.return_token_ids):
+            items = [({}, None)]  # tokens whose text is held back
         result: list[dict[str, Any]] = []
-        for number, delta in enumerate(deltas):
+        for number, (delta, reason) in enumerate(items):
             first = number == 0
             choice = {"index": update.index, "delta": delta, "logprobs": logprobs if first else None}
-            choice["finish_reason"] = None
+            choice["finish_reason"] = reason
             result.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids and first else {}))
-        if update.finish_reason:
-            reason = self.finish_reason(update)
-            result.append({"index": update.index, "delta": {}, "logprobs": None, "finish_reason": reason})
         return result
 
     def deltas(self, update: Update) -> list[dict[str, Any]]:
