@@ -82,3 +82,25 @@ def test_broken_line_of_metrics_is_named(line: bytes, stopped_run: Path, tmp_pat
     (folder / "metrics.jsonl").write_bytes(line + (folder / "metrics.jsonl").read_bytes())
     with pytest.raises(UserError, match=r"metrics\.jsonl line 1 "):
         Run.resume(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"average": 0.5},
+        {"precision": "fp16"},
+        {"precision": "bf16"},
+        {"optimizer": "muon"},
+        {"optimizer": "torch.optim:SGD"},
+        {"steps": 9},
+    ],
+    ids=str,
+)
+def test_settings_that_fit_the_saved_weights_can_be_changed(change: Any, stopped_run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(stopped_run, tmp_path / "run")
+    settings = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(settings | change))
+    run = Run.resume(folder)
+    list(run.train())
+    assert run.step == change.get("steps", 6)
+    Run.resume(folder)  # reads what the changed run has saved

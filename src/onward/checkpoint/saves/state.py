@@ -13,6 +13,7 @@ from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 
 LOSS, BUFFER = "loss/", "buffer/"
+OPTIMIZER = "optimizer/", "number/"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def restore(
     saved: dict[str, dict[str, Any]] = defaultdict(dict)
     for name in tensors:
         kind, _, rest = name.partition("/")
-        if kind in ("optimizer", "number"):
+        if name.startswith(OPTIMIZER):
             (key, owner), value = rest.rsplit("/", 1), tensors[name]
             saved[owner][key] = value.item() if kind == "number" else value
     names = {parameter: name for name, parameter in model.named_parameters()}

@@ -22,7 +22,7 @@ from onward.training.run.beginning import Parts
 from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import Hold, run_lock
 from onward.training.run.run_folder import check_saved, record_steps
-from onward.training.run.saved_progress import saved_progress
+from onward.training.run.saved_progress import fitting, saved_progress
 from onward.training.step.build import build_trainer
 from onward.training.step.plans import Planner
 from onward.training.step.schedule import learning_rate
@@ -199,7 +199,7 @@ class Loop(Shown):
             lazy = self.processes.divides
             base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
             state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)
-            self.trainer.load_state(state)
+            self.trainer.load_state(fitting(state, self.config))
         saved = saved_progress(state).reached
         begin = saved.position if spoiled is not None and self.step < spoiled else plan.numbers[0]
         windows, skipped = (begin, plan.next_position), self.progress.skipped

@@ -27,7 +27,7 @@ from onward.training.inputs.record import check_inputs, completed, read_config
 from onward.training.run.beginning import Parts, divides, with_tokens
 from onward.training.run.initial_values import read_initial_values
 from onward.training.run.room import check_room
-from onward.training.run.saved_progress import SavedProgress, saved_progress
+from onward.training.run.saved_progress import SavedProgress, fitting, saved_progress
 from onward.training.run.tasks import validation_tasks
 from onward.training.run.together import planned
 from onward.training.run.track import check_trackers
@@ -102,7 +102,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         budget=budget,
         messages=[*state.messages, *edits(saved, config), *room],
         progress=saved.reached,
-        state=state,
+        state=fitting(state, config),
     )
 
 

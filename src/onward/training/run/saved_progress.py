@@ -1,13 +1,17 @@
 """The progress of a run, and the content of a save's progress.json."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from onward.base import fields
+from onward.checkpoint.lazy import LazyTensors
 from onward.checkpoint.saves.folder import PROGRESS
 from onward.checkpoint.saves.newest import SavedState
+from onward.checkpoint.saves.state import OPTIMIZER
 from onward.training.clock.budget import Costs
+from onward.training.config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,15 @@ class SavedProgress(RunProgress):
         return RunProgress(
             position=self.position, seconds=self.seconds, skipped=self.skipped, failed_steps=self.failed_steps
         )
+
+
+def fitting(state: SavedState, config: RunConfig) -> SavedState:
+    """The state of a save for the optimizer of `config`: if run.json names another one than when it was saved, the new
+    optimizer starts without a state."""
+    if saved_progress(state).config.get("optimizer") == config.optimizer:
+        return state
+    others = [name for name in state.tensors if not name.startswith(OPTIMIZER)]
+    return replace(state, tensors=LazyTensors({name: partial(state.tensors.__getitem__, name) for name in others}))
 
 
 def saved_progress(state: SavedState) -> SavedProgress:

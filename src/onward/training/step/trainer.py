@@ -287,8 +287,10 @@ class Trainer:
             kept = own_state(kept, rank, count)
         self.loss.load_state(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
-        self.scaler.load_state_dict(state.progress["scaler"])
+        if state.progress["scaler"]:  # empty after steps in another precision than fp16
+            self.scaler.load_state_dict(state.progress["scaler"])
         if self.average:
             self.average.updates = state.progress["averaged"]
             for name, tensor in self.average.tensors.items():
-                tensor.copy_(place(state.tensors[f"average/{name}"], tensor))
+                kind = "average" if f"average/{name}" in state.tensors else "weight"  # the latter if none was kept
+                tensor.copy_(place(state.tensors[f"{kind}/{name}"], tensor))
