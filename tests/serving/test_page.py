@@ -226,7 +226,7 @@ def test_a_shared_link_holds_the_request(server: Running, browser: Any) -> None:
     with opened(browser, server.url) as page:
         page.click("#tab-parts")
         page.click("#parts tbody td button >> nth=1")
-        ask(page, "The cat", seed=7, temperature=0.5, max_tokens=8)
+        ask(page, "The cat", seed=7, temperature=0.5, max_tokens=8, stop="\\nEnd")
         text = newest(page).locator(".text").text_content()
         page.click("[title='Copy the request']")
         page.click(".share button >> nth=0")
@@ -237,6 +237,7 @@ def test_a_shared_link_holds_the_request(server: Running, browser: Any) -> None:
     with opened(browser, link) as page:
         page.locator("#off", has_text="1 head").wait_for()
         assert page.locator("#seed").input_value() == "7"
+        assert page.locator("#stop").input_value() == "\\nEnd"
         page.click("#go")
         ended(page)
         assert newest(page).locator(".text").text_content() == text

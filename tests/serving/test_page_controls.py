@@ -47,13 +47,22 @@ def test_every_option_is_sent_and_reset(server: Running, browser: Any, expect: A
     }
     with opened(browser, server.url) as page:
         with page.expect_request("**/v1/completions") as sent:
-            ask(page, "The cat", **given)
+            ask(page, "The cat", stop="\\nEnd", **given)
         body = sent.value.post_data_json
         assert {name: body[name] for name in given} == given
+        assert body["stop"] == ["\nEnd"]
+        expect(page.locator("#options-set")).to_contain_text("stop \\nEnd")
         page.click("#options summary")
         page.click("#reset")
         expect(page.locator("#options-set")).to_have_text("max_tokens 512")
         assert page.locator("#top_k").input_value() == "0"
+        assert page.locator("#stop").input_value() == ""
+
+
+def test_each_id_of_the_page_is_unique(server: Running, browser: Any) -> None:
+    with opened(browser, server.url) as page:
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len({*ids})
 
 
 def test_controls_of_the_views(server: Running, browser: Any, expect: Any) -> None:

@@ -84,7 +84,7 @@ def test_an_answer_is_stopped_and_ends_at_the_context(server: Running, browser: 
         page.route("**/v1/completions", lambda route: None)  # a server that does not answer
         page.fill("#prompt", "The dog")
         page.click("#go")
-        page.click("#stop")
+        page.click("#halt")
         expect(newest(page).locator(".figures")).to_contain_text("stopped by you")
 
 

@@ -51,7 +51,7 @@ function redraw() {
 
 function drawRunning() {
   at("go").hidden = running !== null;
-  at("stop").hidden = running === null;
+  at("halt").hidden = running === null;
   setBusy(running !== null);
   const end = last() && answerOf(last())?.leaf?.end;
   at("room").textContent = end?.length ? `${end.used} of ${end.length} tokens of context` : "";
@@ -236,7 +236,7 @@ at("box").onsubmit = (event) => {
   event.preventDefault();
   if (!running) safely(send)();
 };
-at("stop").onclick = () => {
+at("halt").onclick = () => {
   running?.controller.abort();
   at("prompt").focus();
 };
