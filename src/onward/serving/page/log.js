@@ -101,9 +101,9 @@ function element(turn, view) {
   return made;
 }
 
-const isAtEnd = () => at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight < 80;
+export const isAtEnd = () => at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight < 80;
 
-const toEnd = () => { at("log").scrollTop = at("log").scrollHeight; };
+export const toEnd = () => { at("log").scrollTop = at("log").scrollHeight; };
 
 // Draw all turns of a conversation; `view` is { mode, tokens, chosen, running }.
 export function drawAll(conversation, view) {
@@ -112,7 +112,6 @@ export function drawAll(conversation, view) {
   at("log").replaceChildren(...made.values());
   at("log").hidden = !made.size;
   at("welcome").hidden = made.size > 0;
-  toEnd();
 }
 
 // Disable the buttons that change an answer or a message while an answer is written.

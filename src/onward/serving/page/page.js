@@ -4,7 +4,7 @@ import { at, copy, node, report, safely, say } from "./dom.js";
 import { asked, generate, interrupt, newAnswer, outcome, written } from "./generate.js";
 import { chosenNode, inspect, makeInside, refresh as refreshInside } from "./inside.js";
 import { drawList, makeList } from "./list.js";
-import { addTurn, drawAll, drawTurn, markChosen, openEditor, setActs, setBusy, versions } from "./log.js";
+import { addTurn, drawAll, drawTurn, isAtEnd, markChosen, openEditor, setActs, setBusy, toEnd, versions } from "./log.js";
 import { makeOptions, newSeed, sampling, setOptions } from "./options.js";
 import { edits, makeParts, partsOf, switchOff } from "./parts.js";
 import { COPIES, requestOf } from "./share.js";
@@ -47,14 +47,17 @@ function redraw() {
       : "You write messages, and the model answers.";
   at("welcome-name").textContent = model();
   drawRunning();
+  toEnd();
 }
 
 function drawRunning() {
+  const follow = isAtEnd();
   at("go").hidden = running !== null;
   at("halt").hidden = running === null;
   setBusy(running !== null);
   const end = last() && answerOf(last())?.leaf?.end;
   at("room").textContent = end?.length ? `${end.used} of ${end.length} tokens of context` : "";
+  if (follow) toEnd(); // the line makes the log lower
 }
 
 function show(own) {
