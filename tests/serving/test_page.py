@@ -157,7 +157,8 @@ def test_a_conversation_is_answered_edited_answered_again_and_kept(server: Runni
         expect(newest(page).locator(".versions")).to_contain_text("2 of 2")
         ended(page)
         page.locator("[title='Change the answer\\'s text']").last.click()
-        page.fill(".editor textarea", "A dog")
+        page.fill(".turn > .editor textarea", "A dog")
+        assert newest(page).locator(".asked .text").text_content() == said[1]
         page.click("text=Keep")
         expect(newest(page).locator(".text").last).to_have_text("A dog")
         newest(page).locator("[title^='Continue this']").click()

@@ -152,8 +152,9 @@ export function markChosen(turn, chosen) {
   [spans[place].ariaSelected, spans[place].tabIndex] = ["true", 0];
 }
 
-// Replace a text of a turn by a box in which it is changed; `done` is called with the new text.
+// Replace a text of a turn by a box in which it is changed; `done` is called with the new text, and `close` to redraw the turn.
 export function openEditor(turn, selector, text, label, note, done, close) {
+  if (made.get(turn).querySelector(".editor")) close();
   const box = node("textarea", { value: text, rows: Math.min(12, text.split("\n").length + 1), dir: "auto" });
   box.setAttribute("aria-label", label);
   const save = button(label, () => done(box.value), { className: "main" });

@@ -205,7 +205,7 @@ setActs({
       inspect(null, null, null, null);
       await newVersion(turn, given);
     }), () => drawTurn(turn, view())),
-  editAnswer: (turn) => openEditor(turn, ".text", answerOf(turn).text, "Keep", "Continue then continues the changed text.", safely(async (text) => {
+  editAnswer: (turn) => openEditor(turn, ":scope > .text", answerOf(turn).text, "Keep", "Continue then continues the changed text.", safely(async (text) => {
     turn = reach(turn) ?? turn;
     turn.answers.push(await written(conversation, turn, text, { ...settings(), model: answerOf(turn).model }));
     turn.shown = turn.answers.length - 1;
