@@ -104,10 +104,14 @@ def test_a_prompt_is_edited_and_versions_are_chosen(server: Running, browser: An
         page.click("text=Complete again")
         ended(page)
         expect(newest(page).locator(".given")).to_have_text("A dog")
+        newest(page).locator(".token").nth(2).click()
+        expect(page.locator("#chosen")).to_contain_text("Token 3 of 4")
         page.click("[title^=Another]")
         versions = newest(page).locator(".versions")
         expect(versions).to_contain_text("2 of 2")
         ended(page)
+        expect(page.locator("#chosen")).to_contain_text("Token 1 of 4")  # the token of the other version is not shown
+        assert newest(page).locator("[aria-selected=true]").count() == 1
         page.click("[title='Previous version']")
         expect(versions).to_contain_text("1 of 2")
         page.click("[title='Next version']")

@@ -23,6 +23,7 @@ const model = () => at("model").value;
 const view = () => ({ mode: conversation.mode, tokens: tokensShown[conversation.mode], chosen: chosenNode(), running: running?.answer });
 const settings = () => ({ model: model(), ...sampling(), ...(edits() ? { edits: edits() } : {}) });
 const last = () => conversation.turns.at(-1);
+const turnOf = (token) => conversation.turns.find((turn) => answerOf(turn) && path(answerOf(turn).leaf).includes(token)); // among the versions shown
 
 const keep = safely((own = conversation) => {
   if (own.deleted) return;
@@ -95,6 +96,7 @@ async function answer(turn, own, from, given) {
     if (shown()) drawTurn(turn, view());
   };
   own.leaf = from;
+  if (!turnOf(chosenNode())) inspect(null, null, null, null);
   drawTurn(turn, view());
   drawRunning();
   keep();
@@ -300,7 +302,7 @@ makeList(safely((id) => { if (id !== conversation.id) show(running?.conversation
 }, (id, title) => { for (const own of [conversation, running?.conversation]) if (own?.id === id) own.title = title; });
 makeParts(() => {});
 makeInside((by) => {
-  const turn = conversation.turns.find((one) => answerOf(one) && path(answerOf(one).leaf).includes(chosenNode()));
+  const turn = turnOf(chosenNode());
   const nodes = turn ? path(answerOf(turn).leaf) : [], next = nodes[nodes.indexOf(chosenNode()) + by];
   if (next) choose(turn, next);
 });
