@@ -79,10 +79,13 @@ def test_controls_of_the_views(server: Running, browser: Any, expect: Any) -> No
         expect(maps).to_have_attribute("aria-label", re.compile("layer 1 head 0 is marked"))
         page.select_option("#head", "1")
         expect(maps).to_have_attribute("aria-label", re.compile("layer 1 head 1 is marked"))
+        page.select_option("#model", "twin")
         page.click("#tab-engine")
-        page.select_option("#engine-model", "twin")
         page.wait_for_selector("#engine .blocks i")
         assert page.locator("#engine-model").input_value() == "twin"
+        with page.expect_response("**/api/engine"):
+            page.select_option("#engine-model", "tiny")
+        assert page.locator("#engine-model").input_value() == "tiny"
         page.click("#inside-close")
         expect(page.locator("#inside")).to_be_hidden()
         assert page.evaluate("document.activeElement.id") == "inside-toggle"

@@ -1,6 +1,7 @@
 // The page: its models, the conversation that is shown, and what its buttons do.
 import { ask, useKey } from "./api.js";
 import { at, copy, node, report, safely, say } from "./dom.js";
+import { engineOf } from "./engine.js";
 import { asked, generate, interrupt, newAnswer, outcome, written } from "./generate.js";
 import { chosenNode, inspect, makeInside, refresh as refreshInside } from "./inside.js";
 import { drawList, makeList } from "./list.js";
@@ -15,7 +16,7 @@ import { child, path } from "./tree.js";
 const VIEW = "onward.view"; // whether tokens are shown, by mode
 const WIDE = matchMedia("(min-width: 64rem)");
 const FRAME = 50; // milliseconds between drawings of an answer that grows
-const models = new Map(); // name -> { folder, template }
+const models = new Map(); // name -> { folder, template, engine }
 const tokensShown = { complete: true, chat: false, ...parsed(read(VIEW), {}) };
 let conversation = newConversation("chat"), running = null; // { conversation, turn, answer, controller }
 
@@ -24,6 +25,11 @@ const view = () => ({ mode: conversation.mode, tokens: tokensShown[conversation.
 const settings = () => ({ model: model(), ...sampling(), ...(edits() ? { edits: edits() } : {}) });
 const last = () => conversation.turns.at(-1);
 const turnOf = (token) => conversation.turns.find((turn) => answerOf(turn) && path(answerOf(turn).leaf).includes(token)); // among the versions shown
+
+function useModel() {
+  partsOf(model());
+  engineOf(models.get(model()).engine);
+}
 
 const keep = safely((own = conversation) => {
   if (own.deleted) return;
@@ -277,7 +283,7 @@ at("show").onchange = (event) => {
   if (!chosenNode() && !running) chooseFirst();
 };
 at("model").onchange = () => {
-  partsOf(model());
+  useModel();
   if (!conversation.turns.length) conversation.mode = models.get(model()).template ? "chat" : "complete";
   redraw();
 };
@@ -318,7 +324,7 @@ async function fromLink() {
   if (!request) return;
   if (models.has(request.model)) at("model").value = request.model;
   setOptions(request.options);
-  partsOf(model());
+  useModel();
   switchOff(request.edits);
   const own = newConversation(request.talk ? "chat" : "complete");
   own.system = request.system;
@@ -337,9 +343,9 @@ async function open() {
     const { data } = await ask("/v1/models");
     at("key-form").hidden = true;
     const info = await Promise.all(data.map(({ id }) => ask(`/tokenizer_info?model=${encodeURIComponent(id)}`)));
-    data.forEach(({ id, root }, index) => models.set(id, { folder: root, template: info[index].chat_template !== null }));
+    data.forEach(({ id, root, parent }, index) => models.set(id, { folder: root, template: info[index].chat_template !== null, engine: parent ?? id }));
     at("model").replaceChildren(...data.map(({ id }) => node("option", { textContent: id })));
-    partsOf(model());
+    useModel();
     conversation.mode = models.get(model()).template ? "chat" : "complete";
     show(conversation);
     say();
