@@ -112,6 +112,9 @@ def test_the_log_follows_an_answer_and_a_kept_conversation_opens_at_its_end(
             ask(page, "The cat")
             assert page.evaluate(rest) < 1
             assert page.evaluate("document.getElementById('log').scrollTop") > 500
+            page.click("[title='Copy the request']")
+            share, box = page.locator(".share").bounding_box(), page.locator("#box").bounding_box()
+            assert share["y"] + share["height"] < box["y"]  # the row that opens is above the input box
         page.reload()
         for place in 0, 1:  # the newest conversation and the chat
             if width < 1000:

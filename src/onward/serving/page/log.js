@@ -62,6 +62,7 @@ function shared(turn, end) {
   const row = node("div", { className: "row share", hidden: true }, node("small", { textContent: "Copy the request of this answer as" }), ...buttons, node("small", { textContent: note }));
   const opener = button("Share", () => {
     row.hidden = !row.hidden;
+    row.scrollIntoView({ block: "nearest" });
     opener.setAttribute("aria-expanded", String(!row.hidden));
   }, { className: "act", title: "Copy the request" });
   opener.setAttribute("aria-expanded", "false");
