@@ -157,7 +157,8 @@ def test_a_conversation_is_answered_edited_answered_again_and_kept(server: Runni
         expect(newest(page).locator(".versions")).to_contain_text("2 of 2")
         ended(page)
         page.locator("[title='Change the answer\\'s text']").last.click()
-        page.fill(".editor textarea", "A dog")
+        page.fill(".turn > .editor textarea", "A dog")
+        assert newest(page).locator(".asked .text").text_content() == said[1]
         page.click("text=Keep")
         expect(newest(page).locator(".text").last).to_have_text("A dog")
         newest(page).locator("[title^='Continue this']").click()
@@ -226,7 +227,7 @@ def test_a_shared_link_holds_the_request(server: Running, browser: Any) -> None:
     with opened(browser, server.url) as page:
         page.click("#tab-parts")
         page.click("#parts tbody td button >> nth=1")
-        ask(page, "The cat", seed=7, temperature=0.5, max_tokens=8)
+        ask(page, "The cat", seed=7, temperature=0.5, max_tokens=8, stop="\\nEnd")
         text = newest(page).locator(".text").text_content()
         page.click("[title='Copy the request']")
         page.click(".share button >> nth=0")
@@ -237,6 +238,7 @@ def test_a_shared_link_holds_the_request(server: Running, browser: Any) -> None:
     with opened(browser, link) as page:
         page.locator("#off", has_text="1 head").wait_for()
         assert page.locator("#seed").input_value() == "7"
+        assert page.locator("#stop").input_value() == "\\nEnd"
         page.click("#go")
         ended(page)
         assert newest(page).locator(".text").text_content() == text

@@ -47,13 +47,22 @@ def test_every_option_is_sent_and_reset(server: Running, browser: Any, expect: A
     }
     with opened(browser, server.url) as page:
         with page.expect_request("**/v1/completions") as sent:
-            ask(page, "The cat", **given)
+            ask(page, "The cat", stop="\\nEnd", **given)
         body = sent.value.post_data_json
         assert {name: body[name] for name in given} == given
+        assert body["stop"] == ["\nEnd"]
+        expect(page.locator("#options-set")).to_contain_text("stop \\nEnd")
         page.click("#options summary")
         page.click("#reset")
         expect(page.locator("#options-set")).to_have_text("max_tokens 512")
         assert page.locator("#top_k").input_value() == "0"
+        assert page.locator("#stop").input_value() == ""
+
+
+def test_each_id_of_the_page_is_unique(server: Running, browser: Any) -> None:
+    with opened(browser, server.url) as page:
+        ids = page.evaluate("[...document.querySelectorAll('[id]')].map((one) => one.id)")
+    assert len(ids) == len({*ids})
 
 
 def test_controls_of_the_views(server: Running, browser: Any, expect: Any) -> None:
@@ -70,10 +79,13 @@ def test_controls_of_the_views(server: Running, browser: Any, expect: Any) -> No
         expect(maps).to_have_attribute("aria-label", re.compile("layer 1 head 0 is marked"))
         page.select_option("#head", "1")
         expect(maps).to_have_attribute("aria-label", re.compile("layer 1 head 1 is marked"))
+        page.select_option("#model", "twin")
         page.click("#tab-engine")
-        page.select_option("#engine-model", "twin")
         page.wait_for_selector("#engine .blocks i")
         assert page.locator("#engine-model").input_value() == "twin"
+        with page.expect_response("**/api/engine"):
+            page.select_option("#engine-model", "tiny")
+        assert page.locator("#engine-model").input_value() == "tiny"
         page.click("#inside-close")
         expect(page.locator("#inside")).to_be_hidden()
         assert page.evaluate("document.activeElement.id") == "inside-toggle"
@@ -88,15 +100,21 @@ def test_a_prompt_is_edited_and_versions_are_chosen(server: Running, browser: An
         page.fill(".editor textarea", "A dog")
         page.click("text=Cancel")
         expect(newest(page).locator(".given")).to_have_text("The cat")
-        page.click("[title^='Change this text']")
+        for title in "Change this text", "Change the answer", "Change this text":  # only one editor is open
+            page.click(f"[title^='{title}']")
+        expect(page.locator(".editor textarea")).to_have_value("The cat")
         page.fill(".editor textarea", "A dog")
         page.click("text=Complete again")
         ended(page)
         expect(newest(page).locator(".given")).to_have_text("A dog")
+        newest(page).locator(".token").nth(2).click()
+        expect(page.locator("#chosen")).to_contain_text("Token 3 of 4")
         page.click("[title^=Another]")
         versions = newest(page).locator(".versions")
         expect(versions).to_contain_text("2 of 2")
         ended(page)
+        expect(page.locator("#chosen")).to_contain_text("Token 1 of 4")  # the token of the other version is not shown
+        assert newest(page).locator("[aria-selected=true]").count() == 1
         page.click("[title='Previous version']")
         expect(versions).to_contain_text("1 of 2")
         page.click("[title='Next version']")

@@ -35,11 +35,17 @@ def test_the_page_asks_for_a_key_and_keeps_it_for_the_tab(tiny_run: Path, browse
         page.wait_for_selector("#next tr.own")
 
 
+def replied(page: Any, text: str, count: int = 1, end: str = "") -> None:
+    """Reply to each completion request with a stream of `count` times this text as a token, and `end`."""
+    logprobs = {"tokens": [text], "token_logprobs": [-1.0]}
+    piece = {"token_ids": [70], "text": text, "finish_reason": None, "logprobs": logprobs}
+    body = f"data: {json.dumps({'choices': [piece]})}\n\n" * count + end
+    page.route("**/v1/completions", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+
 def test_errors_are_sentences_and_answers_go_on(server: Running, browser: Any) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
-    error, logprobs = newest_error, {"tokens": ["a"], "token_logprobs": [-1.0]}
-    piece = {"token_ids": [70], "text": "a", "finish_reason": None, "logprobs": logprobs}
-    broken = f"data: {json.dumps({'choices': [piece]})}\n\n"
+    error = newest_error
     with opened(browser, server.url, faults=["ERR_FAILED", "ERR_CONNECTION", "400"]) as page:
         options(page, max_tokens=4)
         page.click("#go")
@@ -48,7 +54,7 @@ def test_errors_are_sentences_and_answers_go_on(server: Running, browser: Any) -
         ask(page, "The cat")
         expect(error(page)).to_have_text("The server does not answer: check that it runs, then try again.")
         page.unroute("**/tokenize")
-        page.route("**/v1/completions", lambda route: route.fulfill(body=broken, content_type="text/event-stream"))
+        replied(page, "a")
         newest(page).get_by_text("Try again", exact=True).click()
         expect(error(page)).to_contain_text("stopped in the middle")
         expect(newest(page).locator(".token")).to_have_count(1)  # the tokens so far stay
@@ -84,7 +90,7 @@ def test_an_answer_is_stopped_and_ends_at_the_context(server: Running, browser: 
         page.route("**/v1/completions", lambda route: None)  # a server that does not answer
         page.fill("#prompt", "The dog")
         page.click("#go")
-        page.click("#stop")
+        page.click("#halt")
         expect(newest(page).locator(".figures")).to_contain_text("stopped by you")
 
 
@@ -92,6 +98,30 @@ def test_an_answer_is_stopped_and_ends_at_the_context(server: Running, browser: 
 def test_a_broken_link_opens_the_page(hash: str, server: Running, browser: Any) -> None:
     with opened(browser, f"{server.url}/#{hash}") as page:
         page.wait_for_selector("#welcome")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_log_follows_an_answer_and_a_kept_conversation_opens_at_its_end(
+    width: int, server: Running, browser: Any
+) -> None:
+    rest = "(log => log.scrollHeight - log.scrollTop - log.clientHeight)(document.getElementById('log'))"
+    with opened(browser, server.url, width=width) as page:
+        replied(page, "a\n\n", 80, "data: [DONE]\n\n")
+        for mode in "chat", "complete":
+            page.check(f"#mode [value={mode}]", force=True)
+            ask(page, "The cat")
+            assert page.evaluate(rest) < 1
+            assert page.evaluate("document.getElementById('log').scrollTop") > 500
+            page.click("[title='Copy the request']")
+            share, box = page.locator(".share").bounding_box(), page.locator("#box").bounding_box()
+            assert share["y"] + share["height"] < box["y"]  # the row that opens is above the input box
+        page.reload()
+        for place in 0, 1:  # the newest conversation and the chat
+            if width < 1000:
+                page.click("#list-toggle")
+            page.click(f"#kept .opener >> nth={place}")
+            newest(page).wait_for()
+            assert page.evaluate(rest) < 1
 
 
 def test_large_and_foreign_conversations_are_kept_and_drawn(server: Running, browser: Any) -> None:

@@ -72,7 +72,8 @@ def test_docs_show_each_path_and_field_without_a_network(server: Running, schema
     for path in schema["paths"]:
         assert f" {path}</code>" in page
     for path in NEEDED:
-        assert all(f"<th>{name}</th>" in page for name in fields(schema, path))
+        for name in fields(schema, path):  # a name breaks only after an underscore
+            assert f"<th>{name.replace('_', '_<wbr>')}</th>" in page
 
 
 def test_each_post_path_is_fuzzed_but_those_of_an_admin(schema: dict[str, Any]) -> None:

@@ -68,7 +68,8 @@ def section(method: str, path: str, operation: dict[str, Any], schema: dict[str,
         *(one["name"] for one in operation.get("parameters", []) if one.get("required")),
     }
     rows = "".join(
-        f"<tr><th>{visible(name)}</th><td>{type_of(field, schema)}{', required' if name in needed else ''}</td>"
+        f"<tr><th>{visible(name).replace('_', '_<wbr>')}</th>"
+        f"<td>{type_of(field, schema)}{', required' if name in needed else ''}</td>"
         f"<td>{visible(field.get('description') or '')}</td></tr>"
         for name, field in fields.items()
     )

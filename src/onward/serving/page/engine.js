@@ -4,7 +4,7 @@ import { at, node } from "./dom.js";
 
 const EVERY = 500; // milliseconds
 const MOST_BLOCKS = 600; // largest number of blocks that are drawn
-let before = null, timer = 0, watched = false;
+let shown = "", before = null, timer = 0, watched = false;
 
 // Tokens per second since the last poll, including those of answers that have ended since.
 function rate(engine, now) {
@@ -33,12 +33,10 @@ function drawn(engine, speed) {
 async function look() {
   try {
     const now = performance.now(), { engines } = await ask("/api/engine");
-    const names = engines.map((engine) => engine.model), before_name = at("engine-model").value;
-    if (names.join() !== [...at("engine-model").options].map((one) => one.value).join()) {
-      at("engine-model").replaceChildren(...names.map((name) => node("option", { textContent: name })));
-      if (names.includes(before_name)) at("engine-model").value = before_name;
-    }
-    const engine = engines.find((one) => one.model === at("engine-model").value) ?? engines[0];
+    const names = engines.map((engine) => engine.model), menu = at("engine-model");
+    if (names.join() !== [...menu.options].map((one) => one.value).join()) menu.replaceChildren(...names.map((name) => node("option", { textContent: name })));
+    const engine = engines.find((one) => one.model === shown) ?? engines[0];
+    if (menu.value !== engine.model) menu.value = engine.model;
     at("engine").replaceChildren(...drawn(engine, rate(engine, now)));
     before = { time: now, generated: Object.fromEntries(engines.map((one) => [one.model, one.generated])) };
   } catch (error) {
@@ -57,4 +55,10 @@ export function hideEngine() {
   watched = false;
   clearTimeout(timer);
 }
-at("engine-model").oninput = () => { before = null; };
+
+// Show the engine of this model from the next look on.
+export function engineOf(name) {
+  shown = name;
+  before = null;
+}
+at("engine-model").oninput = () => engineOf(at("engine-model").value);

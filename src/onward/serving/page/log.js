@@ -62,6 +62,7 @@ function shared(turn, end) {
   const row = node("div", { className: "row share", hidden: true }, node("small", { textContent: "Copy the request of this answer as" }), ...buttons, node("small", { textContent: note }));
   const opener = button("Share", () => {
     row.hidden = !row.hidden;
+    row.scrollIntoView({ block: "nearest" });
     opener.setAttribute("aria-expanded", String(!row.hidden));
   }, { className: "act", title: "Copy the request" });
   opener.setAttribute("aria-expanded", "false");
@@ -101,9 +102,9 @@ function element(turn, view) {
   return made;
 }
 
-const isAtEnd = () => at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight < 80;
+export const isAtEnd = () => at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight < 80;
 
-const toEnd = () => { at("log").scrollTop = at("log").scrollHeight; };
+export const toEnd = () => { at("log").scrollTop = at("log").scrollHeight; };
 
 // Draw all turns of a conversation; `view` is { mode, tokens, chosen, running }.
 export function drawAll(conversation, view) {
@@ -112,7 +113,6 @@ export function drawAll(conversation, view) {
   at("log").replaceChildren(...made.values());
   at("log").hidden = !made.size;
   at("welcome").hidden = made.size > 0;
-  toEnd();
 }
 
 // Disable the buttons that change an answer or a message while an answer is written.
@@ -153,8 +153,9 @@ export function markChosen(turn, chosen) {
   [spans[place].ariaSelected, spans[place].tabIndex] = ["true", 0];
 }
 
-// Replace a text of a turn by a box in which it is changed; `done` is called with the new text.
+// Replace a text of a turn by a box in which it is changed; `done` is called with the new text, and `close` to redraw the turn.
 export function openEditor(turn, selector, text, label, note, done, close) {
+  if (made.get(turn).querySelector(".editor")) close();
   const box = node("textarea", { value: text, rows: Math.min(12, text.split("\n").length + 1), dir: "auto" });
   box.setAttribute("aria-label", label);
   const save = button(label, () => done(box.value), { className: "main" });

@@ -1,10 +1,11 @@
 // The page: its models, the conversation that is shown, and what its buttons do.
 import { ask, useKey } from "./api.js";
 import { at, copy, node, report, safely, say } from "./dom.js";
+import { engineOf } from "./engine.js";
 import { asked, generate, interrupt, newAnswer, outcome, written } from "./generate.js";
 import { chosenNode, inspect, makeInside, refresh as refreshInside } from "./inside.js";
 import { drawList, makeList } from "./list.js";
-import { addTurn, drawAll, drawTurn, markChosen, openEditor, setActs, setBusy, versions } from "./log.js";
+import { addTurn, drawAll, drawTurn, isAtEnd, markChosen, openEditor, setActs, setBusy, toEnd, versions } from "./log.js";
 import { makeOptions, newSeed, sampling, setOptions } from "./options.js";
 import { edits, makeParts, partsOf, switchOff } from "./parts.js";
 import { COPIES, requestOf } from "./share.js";
@@ -15,7 +16,7 @@ import { child, path } from "./tree.js";
 const VIEW = "onward.view"; // whether tokens are shown, by mode
 const WIDE = matchMedia("(min-width: 64rem)");
 const FRAME = 50; // milliseconds between drawings of an answer that grows
-const models = new Map(); // name -> { folder, template }
+const models = new Map(); // name -> { folder, template, engine }
 const tokensShown = { complete: true, chat: false, ...parsed(read(VIEW), {}) };
 let conversation = newConversation("chat"), running = null; // { conversation, turn, answer, controller }
 
@@ -23,6 +24,12 @@ const model = () => at("model").value;
 const view = () => ({ mode: conversation.mode, tokens: tokensShown[conversation.mode], chosen: chosenNode(), running: running?.answer });
 const settings = () => ({ model: model(), ...sampling(), ...(edits() ? { edits: edits() } : {}) });
 const last = () => conversation.turns.at(-1);
+const turnOf = (token) => conversation.turns.find((turn) => answerOf(turn) && path(answerOf(turn).leaf).includes(token)); // among the versions shown
+
+function useModel() {
+  partsOf(model());
+  engineOf(models.get(model()).engine);
+}
 
 const keep = safely((own = conversation) => {
   if (own.deleted) return;
@@ -47,14 +54,17 @@ function redraw() {
       : "You write messages, and the model answers.";
   at("welcome-name").textContent = model();
   drawRunning();
+  toEnd();
 }
 
 function drawRunning() {
+  const follow = isAtEnd();
   at("go").hidden = running !== null;
-  at("stop").hidden = running === null;
+  at("halt").hidden = running === null;
   setBusy(running !== null);
   const end = last() && answerOf(last())?.leaf?.end;
   at("room").textContent = end?.length ? `${end.used} of ${end.length} tokens of context` : "";
+  if (follow) toEnd(); // the line makes the log lower
 }
 
 function show(own) {
@@ -92,6 +102,7 @@ async function answer(turn, own, from, given) {
     if (shown()) drawTurn(turn, view());
   };
   own.leaf = from;
+  if (!turnOf(chosenNode())) inspect(null, null, null, null);
   drawTurn(turn, view());
   drawRunning();
   keep();
@@ -202,7 +213,7 @@ setActs({
       inspect(null, null, null, null);
       await newVersion(turn, given);
     }), () => drawTurn(turn, view())),
-  editAnswer: (turn) => openEditor(turn, ".text", answerOf(turn).text, "Keep", "Continue then continues the changed text.", safely(async (text) => {
+  editAnswer: (turn) => openEditor(turn, ":scope > .text", answerOf(turn).text, "Keep", "Continue then continues the changed text.", safely(async (text) => {
     turn = reach(turn) ?? turn;
     turn.answers.push(await written(conversation, turn, text, { ...settings(), model: answerOf(turn).model }));
     turn.shown = turn.answers.length - 1;
@@ -236,7 +247,7 @@ at("box").onsubmit = (event) => {
   event.preventDefault();
   if (!running) safely(send)();
 };
-at("stop").onclick = () => {
+at("halt").onclick = () => {
   running?.controller.abort();
   at("prompt").focus();
 };
@@ -272,7 +283,7 @@ at("show").onchange = (event) => {
   if (!chosenNode() && !running) chooseFirst();
 };
 at("model").onchange = () => {
-  partsOf(model());
+  useModel();
   if (!conversation.turns.length) conversation.mode = models.get(model()).template ? "chat" : "complete";
   redraw();
 };
@@ -297,7 +308,7 @@ makeList(safely((id) => { if (id !== conversation.id) show(running?.conversation
 }, (id, title) => { for (const own of [conversation, running?.conversation]) if (own?.id === id) own.title = title; });
 makeParts(() => {});
 makeInside((by) => {
-  const turn = conversation.turns.find((one) => answerOf(one) && path(answerOf(one).leaf).includes(chosenNode()));
+  const turn = turnOf(chosenNode());
   const nodes = turn ? path(answerOf(turn).leaf) : [], next = nodes[nodes.indexOf(chosenNode()) + by];
   if (next) choose(turn, next);
 });
@@ -313,7 +324,7 @@ async function fromLink() {
   if (!request) return;
   if (models.has(request.model)) at("model").value = request.model;
   setOptions(request.options);
-  partsOf(model());
+  useModel();
   switchOff(request.edits);
   const own = newConversation(request.talk ? "chat" : "complete");
   own.system = request.system;
@@ -332,9 +343,9 @@ async function open() {
     const { data } = await ask("/v1/models");
     at("key-form").hidden = true;
     const info = await Promise.all(data.map(({ id }) => ask(`/tokenizer_info?model=${encodeURIComponent(id)}`)));
-    data.forEach(({ id, root }, index) => models.set(id, { folder: root, template: info[index].chat_template !== null }));
+    data.forEach(({ id, root, parent }, index) => models.set(id, { folder: root, template: info[index].chat_template !== null, engine: parent ?? id }));
     at("model").replaceChildren(...data.map(({ id }) => node("option", { textContent: id })));
-    partsOf(model());
+    useModel();
     conversation.mode = models.get(model()).template ? "chat" : "complete";
     show(conversation);
     say();
