@@ -10,7 +10,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.arguments import arguments
 from onward.cli.shared.mistakes import surplus, swapped, unread
 from onward.cli.shared.output import given_imports
-from onward.cli.shared.parser import ESCAPED, Parser, make_parser
+from onward.cli.shared.parser import ESCAPED, Parser, make_parser, marked
 
 T = TypeVar("T")
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # escapes in the texts of ESCAPED options, without the backslash
@@ -58,7 +58,7 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
     for module in given_imports:
         fields.import_parts(module)
     parser = make_parser(cls, prog, about, everything="--help-all" in argv)
-    known, unknown = parser.parse_known_intermixed_args(argv)  # texts may appear between options
+    known, unknown = parser.parse_known_intermixed_args(marked(argv))  # texts may appear between options
     table = [*arguments(cls)]
     if unknown:
         raise UserError(surplus(unknown[0], table, prog))
