@@ -3,7 +3,6 @@
 import argparse
 import re
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.arguments import Argument, arguments, metavar
 
 ESCAPED = {"stop"}
-MARK = "\0"  # begins the words after --, which argparse would read as options between options; no word contains it
+MARK = "\0"  # precedes each argument after --, because argparse with intermixed options ignores a first --
 
 
 class Parser(argparse.ArgumentParser):
@@ -69,22 +68,13 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
     return parser
 
 
-def marked(argv: Sequence[str]) -> list[str]:
-    """The words of a command line, without the first --, and with a MARK before each word after it."""
-    end = argv.index("--") if "--" in argv else len(argv)
-    return [*argv[:end], *(MARK + word for word in argv[end + 1 :])]
-
-
-def unmarked(word: str) -> str:
-    return word.removeprefix(MARK)
-
-
 def add(group: Any, argument: Argument, shown: bool) -> None:
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
         optional = {} if argument.required else {"default": argparse.SUPPRESS}  # otherwise argparse requires a value
-        group.add_argument(argument.name, nargs=nargs, type=unmarked, help=escaped(text), **optional)
+        word = lambda typed: typed.removeprefix(MARK)
+        group.add_argument(argument.name, nargs=nargs, type=word, help=escaped(text), **optional)
         return
     if argument.name in ESCAPED:
         text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
