@@ -101,6 +101,8 @@ def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
         (["nowhere", "--base", "RUN"], "nowhere does not exist"),
         (["empty.md", "--base", "RUN"], "fewer than two passages"),
         (["empty.md", "--base", "RUN", "--judge", "http://h/v1"], "name its model with --judge-model"),
+        (["empty.md", "--base", "RUN", "--time", "abc"], "--time is 'abc'"),
+        (["empty.md", "--base", "RUN", "--learning-rate", "-1"], "--learning-rate is -1.0"),
     ],
 )
 def test_assistant_names_a_mistake_and_leaves_nothing(

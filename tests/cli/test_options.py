@@ -1,5 +1,6 @@
 """Command-line options: how they are read, listed, named in messages and completed."""
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from onward.cli.overview import COMMANDS
 from onward.cli.shared.arguments import arguments
 from onward.cli.shared.mistakes import with_flags
 from onward.cli.shared.options import parse, read
+from onward.cli.shared.output import with_text
 from onward.cli.shared.parser import ESCAPED, make_parser
 
 
@@ -47,6 +49,28 @@ def test_tables_of_an_option_given_several_times_are_merged() -> None:
 
 def test_text_after_two_dashes_may_begin_with_a_dash() -> None:
     assert options("run", "--top-p", "0.5", "--", "-5 degrees", "-x").prompt == ("-5 degrees", "-x")
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if getattr(module_of(name).Options, "positional", ())])
+def test_all_arguments_after_two_dashes_may_begin_with_a_dash(command: str) -> None:
+    cls: Any = module_of(command).Options
+    words = [f"-{name}" for name in cls.positional]
+    for typed in (["--import", "json", "--", *words], ["--", *words]):
+        values = read(cls, typed, prog=f"onward {command}", about="")
+        given = [values[name] for name in cls.positional]
+        assert [word if isinstance(word, str) else word[0] for word in given] == words
+
+
+def test_surplus_argument_after_two_dashes_is_named() -> None:
+    with pytest.raises(UserError, match=r"^-c is one argument too many: onward verify takes model$"):
+        read(module_of("verify").Options, ["--import", "json", "--", "-b", "-c"], prog="onward verify", about="")
+
+
+@pytest.mark.parametrize("text", ["hello", "-hello there", "--"])
+def test_suggested_command_gives_the_text_again(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.cli.shared.output.given_imports", ["json"])
+    _, _, *words = shlex.split(with_text("onward explain run", text, "--out explain.html"))
+    assert parse(module_of("explain").Options, words, prog="onward explain", about="").text == text
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import warnings
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from onward.planning import LAWS, LossLaw, RunPoint, Unreliable, fit_loss, fit_p
 from onward.planning.fits import LossFit, fit_frontier, parabolas
 from onward.planning.tables import amount, read_table
 from onward.reports.pictures.law_pictures import fit_picture
+from onward.reports.runs.record import finished_runs
 
 LAW = LossLaw(1.7, 400.0, 1000.0, 0.34, 0.30)
 PUBLISHED = {  # arXiv:2203.15556, tables 3 and A3: parameters, FLOPs and tokens
@@ -144,6 +146,21 @@ def test_command_fits_a_table_and_writes_pictures(tmp_path: Path, capsys: pytest
     largest = max(run.flops for run in runs())
     assert found["forecast"]["loss"] == pytest.approx(LAW.loss(*LAW.optimum(10 * largest)), abs=1e-3)
     assert (tmp_path / "fit.svg").read_text().startswith("<svg")
+
+
+def test_command_fits_finished_runs_and_names_the_others(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in "finished", "stopped", "unvalidated":
+        shutil.copytree(tiny_run, tmp_path / name)
+    (tmp_path / "stopped/result.json").unlink()
+    for file in "result.json", "metrics.jsonl":
+        (tmp_path / "unvalidated" / file).write_text("{}")
+    points, _ = finished_runs(tmp_path)
+    assert len(points) == 1
+    assert main(["scaling", "fit", str(tmp_path)]) == 2
+    left_out = f"{tmp_path / 'stopped'} (stopped), {tmp_path / 'unvalidated'} (no validation loss)"
+    assert capsys.readouterr().err.startswith(f"left out: {left_out}\nonward: Cannot fit a law to 1 run")
 
 
 @pytest.mark.skipif("ONWARD_CHINCHILLA_POINTS" not in os.environ, reason="docs/planning.md says where the table is")

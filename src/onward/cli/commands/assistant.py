@@ -74,9 +74,11 @@ def main(argv: Sequence[str]) -> int:
     if is_adapter(locate(options.base_model)):
         raise UserError(f"base is {options.base_model}, an adapter: name its base, or merge it")
     out = Path(options.out or f"runs/{default_name(options.sources[0])}-assistant")
+    words = finetuning(options, out)
+    module_of("finetune").configure(words)  # refuses wrong values before anything is written
     settle(options, out)
     examples = examples_of(options, out)
-    if status := trained(options, out):
+    if status := trained(options, out / "adapter", words):
         return status
     base, adapter, held_out = options.base_model, str(out / "adapter"), str(out / "held-out.jsonl")
     more = ["--device", options.device] if options.device != "auto" else []
@@ -147,14 +149,18 @@ def examples_of(options: Options, out: Path) -> dict[str, Any]:
     return asdict(made)
 
 
-def trained(options: Options, out: Path) -> int:
+def trained(options: Options, adapter: Path, words: Sequence[str]) -> int:
     """Train the adapter, or continue its training, or return at once if it is trained; return the exit status."""
-    adapter = out / "adapter"
     if (adapter / "result.json").exists():
         return 0
     if (adapter / "run.json").exists():
         return status_of(options, "finetune", ["--resume", str(adapter)])
     shutil.rmtree(adapter, ignore_errors=True)  # the run was killed before its first step
+    return status_of(options, "finetune", words)
+
+
+def finetuning(options: Options, out: Path) -> list[str]:
+    """The words after `onward finetune` in the command that trains the adapter."""
     from onward.api.asking import ROW, TEMPLATE
     from onward.checkpoint.load import open_source
     from onward.hub.folder import locate
@@ -168,13 +174,13 @@ def trained(options: Options, out: Path) -> int:
         words += ["--template", TEMPLATE]
         # a model without a chat template has rarely seen the end of an answer
         rank = f"lora(rank={rank}, tokens=({tokenizer.eos_id},))" if tokenizer.eos_id is not None else rank
-    words += ["--lora", rank, "--time", options.time, "--out", str(adapter), "--seed", str(options.seed)]
+    words += ["--lora", rank, "--time", options.time, "--out", str(out / "adapter"), "--seed", str(options.seed)]
     words += ["--quantize", options.quantize] if options.quantize != "none" else []
     words += ["--length", str(ROW)] if config.context_length > ROW else []
     words += SPARING if parameters(config) > LARGE else []
     words += ["--device", options.device] if options.device != "auto" else []
     words += ["--learning-rate", f"{options.learning_rate:g}"] if options.learning_rate is not None else []
-    return status_of(options, "finetune", words)
+    return words
 
 
 def called(options: Options, command: str, words: Sequence[str]) -> dict[str, Any]:

@@ -62,11 +62,13 @@ def main(argv: Sequence[str]) -> int:
 
 def compare(argv: Sequence[str]) -> int:
     """All processes share the runs, and the first one prints the table."""
-    values = read_values(Options, argv, "onward compare", ABOUT)
-    given = values.pop("sources", [])
-    files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]
-    own, length = take(values, Options)
-    values |= {"sources": sources} if sources else {}
+    shared, given = read_values(Options, argv, "onward compare", ABOUT)
+    words = given.pop("sources", [])
+    files, sources = [word for word in words if word.endswith(".toml")], [w for w in words if not w.endswith(".toml")]
+    given |= {"sources": sources} if sources else {}
+    common = merge(shared, given)
+    own, length = take(common, Options)
+    shared, given = ({name: one[name] for name in one if name in common} for one in (shared, given))
     named = [(Path(name).stem, from_toml(Path(name), RunConfig), name) for name in files]
     named += [changes(text) for text in own.get("variant", ())]
     named = [(name, {key: options[key] for key in options.keys() - OF_ALL}, where) for name, options, where in named]
@@ -76,13 +78,14 @@ def compare(argv: Sequence[str]) -> int:
         )
     for _, options, where in named:
         no_length(options, where)
-    values["out"] = folder_of(merge(named[0][1], values), "compare")
-    seeds = fields.convert(int, own.get("seeds", Options.seeds), "seeds")
-    # a file is a whole configuration, which the command line overrides; --variant overrides the command line
-    variants = [
-        variant(name, merge(options, values) if where in files else merge(values, options))
-        for name, options, where in named
+    # a file overrides the options of --config, and the command line the file; --variant overrides the command line
+    values = [
+        merge(merge(shared, options), given) if where in files else merge(common, options)
+        for _, options, where in named
     ]
+    out = Path(folder_of(merge(values[0], given), "compare"))
+    variants = [variant(name, options | {"out": str(out)}) for (name, *_), options in zip(named, values)]
+    seeds = fields.convert(int, own.get("seeds", Options.seeds), "seeds")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: give at least 1")
     outcomes = train_all(variants, seeds, length)
@@ -94,7 +97,6 @@ def compare(argv: Sequence[str]) -> int:
 
     measure = common_measure(variants)
     compared = results(outcomes, measure)
-    out = Path(values["out"])
     axis = "seconds" if length.time else "tokens"
     picture = comparison_picture(outcomes, measure, str(length), axis)
     for name in "compare.svg", "compare.pdf", "compare-curves.csv":

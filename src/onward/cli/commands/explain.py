@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from onward.base.errors import UserError
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, print_next, printable
+from onward.cli.shared.output import console, print_next, printable, with_text
 from onward.hub.folder import is_model
 from onward.learn.glossary import asked, find
 
@@ -58,4 +58,4 @@ def main(argv: Sequence[str]) -> None:
         console.print(f"explanation: {options.out}", markup=False, soft_wrap=True)
     else:
         print(printable(story.text(get_terminal_size((100, 24)).columns)))
-        print_next(f"onward explain {quote(options.model)} {quote(options.text)} --out explain.html")
+        print_next(with_text(f"onward explain {quote(options.model)}", options.text, "--out explain.html"))

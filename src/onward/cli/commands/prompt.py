@@ -12,7 +12,7 @@ from onward.base.errors import UserError
 from onward.base.fields import counted
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, print_json, print_next, print_table
+from onward.cli.shared.output import console, print_json, print_next, print_table, with_text
 from onward.config.ranges import Size
 
 ABOUT = """\
@@ -90,4 +90,4 @@ def main(argv: Sequence[str]) -> None:
     if options.out:
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
     else:
-        print_next(f"onward prompt {quote(options.model)} {quote(options.prompt)} --out prompt.svg")
+        print_next(with_text(f"onward prompt {quote(options.model)}", options.prompt, "--out prompt.svg"))

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 def sweep(argv: Sequence[str]) -> int:
     """All processes share the runs, and the first one prints the table."""
-    values = read_values(Options, argv, "onward sweep", ABOUT)
+    values = merge(*read_values(Options, argv, "onward sweep", ABOUT))
     own, length = take(values, Options)
     axes = swept(values, own.get("sweep", ()))
     if not axes:

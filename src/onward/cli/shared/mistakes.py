@@ -9,6 +9,7 @@ from onward.base import fields
 from onward.base.arguments import field_types
 from onward.base.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 from onward.cli.shared.arguments import Argument
+from onward.cli.shared.parser import MARK
 from onward.hub.folder import is_model
 
 
@@ -41,6 +42,7 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
     """The message for a word that is neither an option nor an expected argument of the command `prog`."""
     name, flags = word.split("=")[0], [argument.flag for argument in table if not argument.positional]
     if not word.startswith("-"):
+        word = word.removeprefix(MARK)
         positionals = " ".join(argument.name for argument in table if argument.positional) or "options only"
         compare = f"; to compare with it: --compare {word}" if "--compare" in flags else ""
         return f"{word} is one argument too many: {prog} takes {positionals}{compare}"

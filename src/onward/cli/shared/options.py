@@ -10,7 +10,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.arguments import arguments
 from onward.cli.shared.mistakes import surplus, swapped, unread
 from onward.cli.shared.output import given_imports
-from onward.cli.shared.parser import ESCAPED, Parser, make_parser
+from onward.cli.shared.parser import ESCAPED, MARK, Parser, make_parser
 
 T = TypeVar("T")
 ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # escapes in the texts of ESCAPED options, without the backslash
@@ -58,7 +58,9 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
     for module in given_imports:
         fields.import_parts(module)
     parser = make_parser(cls, prog, about, everything="--help-all" in argv)
-    known, unknown = parser.parse_known_intermixed_args(argv)  # texts may appear between options
+    end = argv.index("--") if "--" in argv else len(argv)
+    words = [*argv[:end], *(MARK + word for word in argv[end + 1 :])]
+    known, unknown = parser.parse_known_intermixed_args(words)  # texts may appear between options
     table = [*arguments(cls)]
     if unknown:
         raise UserError(surplus(unknown[0], table, prog))
@@ -68,14 +70,10 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
             given = [fields.converted(argument.kind, value, argument.name) for value in values[argument.name]]
             values[argument.name] = {key: value for one in given for key, value in one.items()}
     for name in ESCAPED & values.keys():
-        values[name] = [unescaped(text) for text in values[name]]
+        values[name] = [re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text) for text in values[name]]
     if "imports" not in field_types(cls):
         values.pop("imports", None)
     return nest(values)
-
-
-def unescaped(text: str) -> str:
-    return re.sub(r"\\([nt\\])", lambda match: ESCAPES[match[1]], text)
 
 
 def nest(values: dict[str, Any]) -> dict[str, Any]:

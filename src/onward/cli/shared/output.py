@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -67,6 +68,13 @@ def print_next(*commands: str) -> None:
         known = command.split()
         more = import_options(module for module in given_imports if module not in known)
         console.print(f"  {command}{more if command.startswith('onward ') else ''}", markup=False, soft_wrap=True)
+
+
+def with_text(command: str, text: str, options: str) -> str:
+    """A command with a text and options. A text that begins with - comes last, after --, which ends the options."""
+    if text.startswith("-"):
+        return f"{command} {options}{import_options(given_imports)} -- {quote(text)}"
+    return f"{command} {quote(text)} {options}"
 
 
 def human(number: int) -> str:

@@ -12,6 +12,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.arguments import Argument, arguments, metavar
 
 ESCAPED = {"stop"}
+MARK = "\0"  # precedes each argument after --, because argparse with intermixed options ignores a first --
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,7 +73,8 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
         optional = {} if argument.required else {"default": argparse.SUPPRESS}  # otherwise argparse requires a value
-        group.add_argument(argument.name, nargs=nargs, help=escaped(text), **optional)
+        word = lambda typed: typed.removeprefix(MARK)
+        group.add_argument(argument.name, nargs=nargs, type=word, help=escaped(text), **optional)
         return
     if argument.name in ESCAPED:
         text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"

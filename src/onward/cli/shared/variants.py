@@ -18,7 +18,6 @@ from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import check_texts
 from onward.config.ranges import Size
 from onward.training.config import RunConfig
-from onward.training.presets import merge
 
 if TYPE_CHECKING:
     from onward.training.studies.groups import StudyGroup
@@ -42,8 +41,10 @@ class VariantOptions(RunConfig):
     json: bool = False  # print the result as JSON
 
 
-def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Parse a command line into options by name; options of the TOML file of `--config` are defaults."""
+def read_values(
+    cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the TOML file of `--config`, and those of a command line, by name."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
@@ -52,7 +53,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
     else:
         values.pop("sources", None)
     no_length(shared, toml)
-    return merge(shared, values)
+    return shared, values
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:

@@ -170,12 +170,17 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
-def finished_runs(folder: Path) -> list[RunPoint]:
-    """Parameters, training tokens and losses of the runs in a folder, the data of scaling laws; runs without parameters
-    or a loss are skipped."""
-    figures = (RunRecord(run).figures() for run in find_runs(folder))
-    known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
-    return [RunPoint(size, tokens, loss) for size, tokens, loss in known if size and loss]
+def finished_runs(folder: Path) -> tuple[list[RunPoint], list[str]]:
+    """Parameters, training tokens and losses of the finished runs in a folder, the data of scaling laws; and the names
+    of all other runs, each with the reason, such as `runs/a (stopped)`."""
+    points, left_out = list[RunPoint](), list[str]()
+    for run in (RunRecord(path).figures() for path in find_runs(folder)):
+        if run.state == "finished" and run.parameters and run.validation_loss:
+            points.append(RunPoint(run.parameters, run.tokens, run.validation_loss))
+        else:
+            missing = "no validation loss" if run.parameters else "no weights"
+            left_out.append(f"{run.name} ({missing if run.state == 'finished' else run.state})")
+    return points, left_out
 
 
 def read_table(path: Path) -> dict[str, Any]:

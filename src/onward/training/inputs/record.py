@@ -78,15 +78,20 @@ def completed(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any
     return result
 
 
+def changed_tokens(folder: Path) -> list[str]:
+    """List the prepared tokens of the run in `folder` that have changed since the run was started, in words."""
+    return [
+        f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
+        for name, known in read_record(folder).data.items()
+        if not (index := index_of(folder / name)).exists() or file_sha256(index) != known
+    ]
+
+
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
     """Raise a UserError that lists the inputs of the run in `folder` (tokens, tokenizer, and `model`, the configured
     decoder) that have changed since the run was started."""
     record = read_record(folder)
-    differ = [
-        f"the tokens in {name}" + ("" if index.exists() else " (which are gone)")
-        for name, known in record.data.items()
-        if not (index := index_of(folder / name)).exists() or file_sha256(index) != known
-    ]
+    differ = changed_tokens(folder)
     if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
         differ.append("the tokenizer")
     where = f"{folder / 'inputs.json'}.model"

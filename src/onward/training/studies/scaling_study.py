@@ -24,7 +24,7 @@ from onward.planning.fitted import LARGER, FittedLaw
 from onward.planning.tables import amount
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig, seconds
-from onward.training.inputs.texts import Inputs, open_inputs, prepare_inputs
+from onward.training.inputs.texts import Inputs, open_inputs
 from onward.training.studies.scaling_grid import (
     FEW_STEPS,
     Cell,
@@ -36,6 +36,7 @@ from onward.training.studies.scaling_grid import (
     measured,
     with_precision,
 )
+from onward.training.studies.tokens import study_tokens
 from onward.training.studies.variants import (
     Moment,
     Outcome,
@@ -115,9 +116,7 @@ def open_study(
     began, folder = perf_counter(), Path(config.out)
     config = replace(config, device=str(choose_device(config.device)))
     check_variants([Variant("the grid", config)])
-    tokens, known = folder / "data-1", folder / "grid.json"
-    if not (tokens / "inputs.json").exists():
-        prepare_inputs(config, tokens, progress)
+    tokens, known = study_tokens(config, progress), folder / "grid.json"
     inputs, sizes = open_inputs(config, tokens, "size"), Sizes(config, Tokenizer.load(tokens).vocab_size)
     asked = {"budget": budget, "grid_flops": grid_flops, "check": check}
     plan: dict[str, Any] = read_json(known) if known.exists() else {**asked}

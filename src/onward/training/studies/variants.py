@@ -3,7 +3,7 @@ groups of processes, several at the same time.
 
 FOLDER/
   variants.json      the options of each variant
-  data-N/            the tokens, shared by variants with the same texts and tokenizer
+  data-N/            the tokens, shared by variants with the same texts and tokenizer; see `study_tokens`
   NAME/seed-S/       a run for each variant and seed
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.training import presets
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.record import read_config, same_tokens
-from onward.training.inputs.texts import open_inputs, prepare_inputs, share
+from onward.training.inputs.texts import open_inputs
 from onward.training.run.events import Event
 from onward.training.run.loop import Diverged
 from onward.training.run.result import evaluate_run
@@ -39,18 +40,9 @@ from onward.training.run.together import planned, several
 from onward.training.step.optimizer import check_optimizer
 from onward.training.step.own_loss import text_loss
 from onward.training.studies.groups import ONE_GROUP, StudyGroup
+from onward.training.studies.tokens import other_texts, study_tokens
 
 LENGTHS = "steps", "time", "epochs"  # options with the same value for all variants
-TEXTS = (
-    "sources",
-    "weights",
-    "field",
-    "encoding",
-    "raw",
-    "repeated_lines",
-    "validation",
-)  # the options that choose texts
-TOKENS = *TEXTS, "tokenizer"  # the options that determine tokens
 MODEL = "preset", "model", "base"  # the options that choose the initial model
 # files in the folder of a run: RESULT if it has ended, FAILURE if it diverged
 RESULT, FAILURE = "result.json", "failure.json"
@@ -163,7 +155,7 @@ def flops_per_token(model: DecoderConfig) -> float:
 def common_measure(variants: Sequence[Variant]) -> Measure:
     """Return the figure by which variants can be compared: "bits_per_byte" if texts or tokenizers differ, else
     "loss"."""
-    same = len({(one.config.tokenizer, one.config.sources) for one in variants}) == 1
+    same = len({(one.config.tokenizer or one.config.base, one.config.sources) for one in variants}) == 1
     return "loss" if same else "bits_per_byte"
 
 
@@ -200,10 +192,9 @@ def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -
                 raise UserError(
                     "Cannot compare variants without a validation text: give --validation a text or a share"
                 )
-        differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
-        if "validation" in differ or (differ and share(variant.config.validation)):
+        if differ := other_texts(vars(first.config), vars(variant.config)):
             raise UserError(
-                f"{first.name} and {variant.name} differ in {differ[0]}, so their losses would be on different "
+                f"{first.name} and {variant.name} differ in {differ}, so their losses would be on different "
                 "texts: give both the same --validation FILE"
             )
 
@@ -218,8 +209,8 @@ def prepare_variants(
     texts, once for all variants with the same texts and tokenizer. Returns the variants to pass to `train_variants`.
     `group` is the group of this process; the first process of all groups prepares the texts.
 
-    Raises a UserError, before any training, if a variant cannot be trained, or if the folder contains a variant of the
-    same name with other options.
+    Raises a UserError, before any training, if a variant cannot be trained, if the folder contains a variant of the
+    same name with other options, or a variant whose losses are on other texts.
     """
     check_variants(variants, group)
     folder = Path(variants[0].config.out)
@@ -231,22 +222,18 @@ def prepare_variants(
     earlier = read_json(record) if record.exists() else {}
     extent = vars(length) if length else {}
     asked = {one.name: {**fields.plain(one.config), **extent, "out": "", "seed": 0, "mesh": ""} for one in variants}
-    for name, options in asked.items():
-        known = {**options, **earlier.get(name, {})}
-        if differ := next((key for key in options if options[key] != known[key]), None):
+    for (name, options), (other, known) in product(asked.items(), earlier.items()):
+        known = {**options, **known}
+        changed = (key for key in options if options[key] != known[key])
+        if differ := next(changed, None) if name == other else other_texts(known, options):
             raise UserError(
-                f"{folder} contains {name} with {differ} {known[differ]}, not {options[differ]}: choose another --out"
+                f"{folder} contains {other} with {differ} {known[differ]}, not {options[differ]}: choose another --out"
             )
-    ready, numbers = [], dict[Any, int]()
+    ready = []
     with group.first_before_others():
         for variant in variants:
-            key = tuple(getattr(variant.config, name) for name in TOKENS)
-            tokens = folder / f"data-{numbers.setdefault(key, len(numbers) + 1)}"
             with naming(variant):
-                if not (tokens / "inputs.json").exists():
-                    if not group.first:
-                        raise UserError(f"{tokens} is not on the disk of all processes: choose --out on a shared disk")
-                    prepare_inputs(variant.config, tokens, progress)
+                tokens = study_tokens(variant.config, progress, group)
                 ready.append(with_tokens(variant, tokens, length))
         if group.first:
             write_json(record, earlier | asked)

@@ -150,8 +150,10 @@ def fit(options: Options) -> dict[str, Any]:
     if not options.runs:
         raise UserError("no runs: name a folder of runs, or a table with the columns parameters, tokens and loss")
     path = Path(options.runs)
-    runs = finished_runs(path) if path.is_dir() else read_table(path)
-    result = fit_with_picture(runs, options.out).plain()
+    runs, left_out = finished_runs(path) if path.is_dir() else (read_table(path), [])
+    if left_out:
+        console.print(f"left out: {', '.join(left_out)}", markup=False, soft_wrap=True)
+    result = fit_with_picture(runs, options.out).plain() | {"left_out": left_out}
     if not options.json:
         show_fit(result, options.out)
         print_next(f"onward scaling optimum --flops {10 * max(run.flops for run in runs):.2g}")
