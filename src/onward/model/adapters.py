@@ -8,9 +8,11 @@ weight. Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V voca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from threading import local
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,65 +24,94 @@ from onward.kernels.operations import linear
 from onward.kernels.recorded import unrecorded
 
 
-class Selection:
-    """The choice of the LoRA adapters that apply in the current calls of a model. All adapted layers of a model share
-    one Selection.
+class Choice(NamedTuple):
+    """The LoRA adapters that apply in a call of a model.
 
     Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `rows` has the adapter of
-    each row, and `groups` maps each adapter to its rows (n,); the other rows use the base alone. An adapter may be on
-    top of another, which is then applied before it: `below` maps the name of the upper adapter to the name of the lower
-    one.
+    each row, and `groups` maps each adapter to its rows (n,); the other rows use the base alone.
 
     While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if the adapters
     differ. The compiled step reads the numbers in every run.
     """
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.rows: tuple[str, ...] = ()
-        self.groups: dict[str, Tensor] | None = None
-        self.below: dict[str, str] = {}
-        self.numbers: Tensor | None = None
+    name: str
+    rows: tuple[str, ...] = ()
+    groups: Mapping[str, Tensor] | None = None
+    numbers: Tensor | None = None
 
     @property
     def in_use(self) -> tuple[str, ...]:
         """The names of the adapters that rows use, in ascending order; "" is the base alone."""
         return (self.name,) if self.groups is None else tuple(sorted({*self.rows}))
 
+    def write_to(self, numbers: Tensor) -> None:
+        index = {name: number for number, name in enumerate(self.in_use)}
+        numbers.copy_(torch.tensor([index[name] for name in self.rows]))
+
+
+class Selection:
+    """Which LoRA adapters apply in the calls of a model. All adapted layers of a model share one Selection.
+
+    `name` is the adapter of all calls outside of `use` ("": the base alone). An adapter may be on top of another, which
+    is then applied before it: `below` maps the name of the upper adapter to the name of the lower one.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.below: dict[str, str] = {}
+
+    @property
+    def current(self) -> Choice:
+        """The Choice in the current thread or asyncio task."""
+        choices = TRACED.choices if torch.compiler.is_compiling() else CHOICES.get()
+        return choices.get(self) or Choice(self.name)
+
     def chain(self, name: str) -> list[str]:
         """Return the names of the adapters that apply if `name` is selected, in the order in which they apply: first
         the adapter on top of which `name` was trained, if any, then `name`."""
         return [*([self.below[name]] if name in self.below else []), name]
 
-    @contextmanager
-    def use(self, names: str | Sequence[str]) -> Iterator[None]:
-        """Apply LoRA adapters inside the `with` block: `names` is one adapter for all rows, or a list with the adapter
-        of each row of the batch; "" is the base model without an adapter."""
-        before = self.name, self.rows, self.groups
+    def use(self, names: str | Sequence[str]) -> AbstractContextManager[None]:
+        """Apply LoRA adapters inside the `with` block, in this thread or asyncio task: `names` is one adapter for all
+        rows, or a list with the adapter of each row of the batch; "" is the base model without an adapter."""
         different = {names} if isinstance(names, str) else set(names)
         if len(different) == 1:
-            self.name, self.groups = different.pop(), None
-        else:
-            rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
-            self.rows, self.groups = tuple(names), {name: torch.tensor(row) for name, row in rows.items()}
-        try:
-            yield
-        finally:
-            self.name, self.rows, self.groups = before
+            return self.choose(Choice(different.pop()))
+        rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
+        groups = {name: torch.tensor(row) for name, row in rows.items()}
+        return self.choose(Choice(self.current.name, tuple(names), groups))
 
-    @contextmanager
-    def read_from(self, numbers: Tensor) -> Iterator[None]:
+    def read_from(self, numbers: Tensor) -> AbstractContextManager[None]:
         """Let layers read the adapter of each row from `numbers` (B,) inside the `with` block, if rows use different
         adapters."""
-        self.numbers = numbers
+        return self.choose(self.current._replace(numbers=numbers))
+
+    @contextmanager
+    def choose(self, choice: Choice) -> Iterator[None]:
+        before = CHOICES.set({**CHOICES.get(), self: choice})
+        show_to_compiled_code()
         try:
             yield
         finally:
-            self.numbers = None
+            CHOICES.reset(before)
+            show_to_compiled_code()
 
-    def write_to(self, numbers: Tensor) -> None:
-        index = {name: number for number, name in enumerate(self.in_use)}
-        numbers.copy_(torch.tensor([index[name] for name in self.rows]))
+
+CHOICES: ContextVar[Mapping[Selection, Choice]] = ContextVar("choices", default={})  # noqa: B039
+
+
+class Traced(local):
+    """The value of CHOICES in each thread, for code compiled by torch.compile, which cannot read context variables."""
+
+    choices: Mapping[Selection, Choice] = {}
+
+
+TRACED = Traced()
+
+
+def show_to_compiled_code() -> None:
+    """Let code that torch.compile has compiled use the current adapters of this thread or asyncio task."""
+    TRACED.choices = CHOICES.get()
 
 
 DOT = "\u2024"  # replaces a dot in the name of a module
@@ -226,7 +257,7 @@ class WeightAdapters(nn.ModuleDict):
     def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
         """Return the output of a linear layer or an embedding with the selected adapters applied. This is a forward
         hook, called with the layer, its inputs and its output y without adapters."""
-        [x], chosen = inputs, self.selection
+        [x], chosen = inputs, self.selection.current
         if chosen.groups is None:
             return self.applied(chosen.name, layer, x, y)
         if chosen.numbers is not None:
@@ -234,7 +265,7 @@ class WeightAdapters(nn.ModuleDict):
         tail = x.shape[-1:] if x.is_floating_point() else ()
         by_row, result = (t.reshape(len(chosen.rows), -1, *end) for t, end in ((x, tail), (y, y.shape[-1:])))
         for name, rows in chosen.groups.items():
-            if any(one in self for one in chosen.chain(name)):
+            if any(one in self for one in self.selection.chain(name)):
                 result = result.index_copy(0, rows, self.applied(name, layer, by_row[rows], result[rows]))
         return result.view_as(y)
 
@@ -242,7 +273,7 @@ class WeightAdapters(nn.ModuleDict):
         """Return y (B, ..., O), the output of a layer for the input x, changed in each row by the row's adapter, which
         is given by its number in `numbers` (B,)."""
         result, by_row = y, numbers.view(-1, *[1] * (y.dim() - 1))
-        for number, name in enumerate(self.selection.in_use):
+        for number, name in enumerate(self.selection.current.in_use):
             if any(one in self for one in self.selection.chain(name)):
                 result = torch.ops.onward.rows_of(by_row, number, self.applied(name, layer, x, y), result)
         return result
@@ -255,8 +286,8 @@ class WeightAdapters(nn.ModuleDict):
     def weight(self, weight: Tensor) -> Tensor:
         """Return `weight` with the adapter that all rows use merged into it; `weight` itself if rows use different
         adapters or none."""
-        chosen = self.selection
-        for name in chosen.chain(chosen.name) if chosen.groups is None else ():
+        chosen = self.selection.current
+        for name in self.selection.chain(chosen.name) if chosen.groups is None else ():
             weight = self[name].merged(weight) if name in self else weight
         return weight
 
@@ -292,7 +323,7 @@ def rows_differ(module: nn.Module) -> bool:
     """Return whether the rows of the current batch use different LoRA adapters for the attribute `weight` of a module,
     so that no single merged weight exists."""
     adapters = module._modules.get("weight_lora")
-    return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
+    return isinstance(adapters, WeightAdapters) and adapters.selection.current.groups is not None
 
 
 def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
@@ -300,9 +331,9 @@ def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Te
     different adapters; a forward hook for modules with adapted stacks of experts. Returns None, which keeps y, if all
     rows use the same adapter."""
     selection = next(child.selection for child in module.children() if isinstance(child, WeightAdapters))
-    if selection.groups is None:
+    if (groups := selection.current.groups) is None:
         return None
-    for name, rows in dict(selection.groups).items():
+    for name, rows in groups.items():
         with selection.use(name):
             y = y.index_copy(0, rows, type(module).forward(module, inputs[0][rows]))
     return y

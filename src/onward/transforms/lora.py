@@ -245,7 +245,7 @@ def raised(model: nn.Module) -> list[str]:
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
     """Return a context manager that makes a model use the LoRA adapter `name` ("": none) or, for a sequence of names,
-    one adapter for each row of the batch.
+    one adapter for each row of the batch, in the calls of the current thread or asyncio task.
 
     Raises a UserError for an adapter that the model does not have.
     """
