@@ -179,12 +179,14 @@ class Adapter(nn.Module):
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
         return exact.to(weight.dtype)
 
-    def row_norms(self, weight: Tensor) -> Tensor:
-        """Return the norms (O,) of the rows of `weight` with the change added, by which DoRA divides. They have no
-        gradient and, in eval mode, are cached until A or B changes."""
-        version = [(id(t), t._version) for t in (self.a, self.b)]
+    def row_norms(self, layer: nn.Module) -> Tensor:
+        """Return the norms (O,) of the rows of the layer's weight with the change added, by which DoRA divides. They
+        have no gradient and, in eval mode, are cached until the weight, A or B changes."""
+        version = [] if self.training else [version_of(t) for t in (*layer.parameters(), *layer.buffers())]
         if self.norms is None or self.norms[0] != version or self.training:
-            with torch.no_grad(), unrecorded():
+            with torch.inference_mode(False), torch.no_grad(), unrecorded():
+                weight: Any = layer.weight  # a quantized layer dequantizes its weight here
+                weight = weight.mT if isinstance(layer, nn.Embedding) else weight
                 self.norms = version, (weight.to(self.a.dtype) + self.change()).norm(dim=1)
         return self.norms[1]
 
@@ -193,20 +195,24 @@ class Adapter(nn.Module):
         embedding, and its output y without the adapter."""
         if isinstance(layer, nn.Embedding):
             sum_ = y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)
-            scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer.weight.mT)
+            scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer)
             return (scale * sum_).to(y.dtype)
         dropped, (a, b) = self.dropout(x), self.factors()
         low = self.scaling * linear(linear(dropped.to(a.dtype), a), b)
         if self.magnitude is None:
             return (y + low).to(y.dtype)
-        weight: Any = layer.weight  # a quantized layer dequantizes its weight here
-        bias: Any = layer.bias
-        scale = self.magnitude / self.row_norms(weight)
+        scale, own = self.magnitude / self.row_norms(layer), cast(nn.Linear, layer)
         if dropped is not x:
-            base = F.linear(dropped, weight)
+            base = F.linear(dropped, own.weight)
         else:
-            base = y if bias is None else y - bias
+            base = y if own.bias is None else y - own.bias
         return (y + (scale - 1) * base + scale * low).to(y.dtype)
+
+
+def version_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return values that differ after a tensor has changed, except through `data` or NumPy. Inference tensors, which do
+    not count their changes, always seem to have changed."""
+    return id(tensor), object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
 
 
 class TokenRows(nn.Module):

@@ -331,5 +331,5 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
         merged = merged.mT.contiguous() if isinstance(target.module, nn.Embedding) else merged
         setattr(target.module, target.parameter, nn.Parameter(merged, requires_grad=parameter.requires_grad))
     if (rows := token_rows(model, name)) is not None:
-        model.embed.weight.data = rows.merged(model.embed.weight)
+        model.embed.weight.copy_(rows.merged(model.embed.weight))
     remove_lora(model, name)
