@@ -267,11 +267,7 @@ REWARDS: dict[str, Case] = {
 OTHERS: dict[str, Case] = {
     "no such target": (TEXT, "--lora lora(rank=2,targets=('attn.qq',))", "did you mean attn.q?"),
     "an unknown beginning": (TEXT, "--lora lora(init=pisa)", "not a known kind of Initialization: did you mean pissa?"),
-    "weights that move backwards": (
-        TEXT,
-        "--weights ramp(begin=0.9,end=0.1)",
-        "begin is 0.9 and end is 0.1: begin must",
-    ),
+    "weights that move backwards": (TEXT, "--weights ramp(begin=0.9,end=0.1)", "begin is 0.9 and end is 0.1: begin must"),
     "rank 0": (TEXT, "--lora 0", "rank is 0: it must be a whole number from 1"),
     "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is not a known kind of Adapters"),
     "alpha NaN": (TEXT, "--lora lora(alpha=nan)", "alpha is nan: it must be a number"),

@@ -105,8 +105,8 @@ class Snapshot:
     @property
     def key(self) -> tuple[object, ...]:
         """The structure of the model and the addresses of its tensors: compiled steps are used only while this key is
-        equal. The result keeps functions alive, but no module and no tensor. The tensors of layers with DoRA are included
-        by their version, since steps keep the norms that are computed from them."""
+        equal. The result keeps functions alive, but no module and no tensor. The tensors of layers with DoRA are
+        included by their version, since steps keep the norms that are computed from them."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
         functions = [function for _, _, function in self.inventory.functions]

@@ -107,6 +107,9 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
         if lora.dora and targets[one].weight.ndim > 2:
             raise UserError(f"dora does not support stacks of experts such as {one}: leave out dora or this target")
         check_rank(lora.init, rank, targets[one].weight, one)
+    changed = [targets[one] for one, rank in ranks.items() if rank]
+    for each in [*changed, Target(model.embed, "weight")] if lora.tokens else changed:
+        check_free(each, name)
     model.requires_grad_(False)
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
     for one, rank in ranks.items():
@@ -189,12 +192,17 @@ def resize_vocabulary(model: Decoder, size: int) -> None:
     model.embed.num_embeddings = model.head.out_features = size
 
 
-def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
+def check_free(target: Target, name: str) -> None:
+    """Raise a UserError if `name` cannot name a new adapter of the target."""
     if not name:
         raise UserError("the name of an adapter is empty, which means no adapter: give another name")
-    adapters = target.adapters
-    if adapters is not None and name in adapters:
+    if target.adapters is not None and name in target.adapters:
         raise UserError(f"the model already has an adapter {name!r}: choose another name")
+
+
+def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
+    check_free(target, name)
+    adapters = target.adapters
     known = "".join(one.description for one in attached(model) if one.kind == "adapters").split(", ")
     attachment = attach(model, "adapters", ", ".join(dict.fromkeys([*filter(None, known), name])))
     if adapters is None:
