@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward import Decoder, LoRA, add_lora, remove_lora, use_adapter
+from onward import Decoder, LoRA, UserError, add_lora, remove_lora, use_adapter
 from onward.transforms import compile_blocks, recompute_blocks
 
 from support.adapters import stirred
@@ -143,3 +143,23 @@ def test_copies_and_pickles_made_amid_a_choice_use_the_default() -> None:
             assert torch.equal(each(tokens), alone["two"])
     for each in copies:
         assert all(torch.equal(result, alone[name]) for name, result in outputs(each, tokens).items())
+
+
+@pytest.mark.parametrize("names", [["one"], ["one", "one"], ["one", ""], ["", "one", "two"], ["one", "", "", "", ""]])
+def test_another_number_of_adapters_than_rows_is_refused(names: list[str]) -> None:
+    model, tokens = adapted_model(), token_ids(LLAMA, rows=4)
+    remove_lora(model, "two")
+    add_lora(model, LoRA(rank=2, targets=("embed",)), "two")
+    for lora in LoRA(rank=2, targets=("embed",)), LoRA(rank=2):
+        refused = f"^Cannot use a list of {len(names)} adapter names? for a batch of size 4: name"
+        with use_adapter(model, names), pytest.raises(UserError, match=refused):
+            model(tokens)
+        remove_lora(model, "two")
+        stirred(model, "two", lora=lora)
+    with use_adapter(model, ["two", "", "one", "one"]):
+        model(tokens)
+
+
+def test_empty_list_of_adapters_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^Cannot use an empty list of adapters: name the adapter of each row$"):
+        use_adapter(adapted_model(), [])

@@ -12,13 +12,14 @@ from torch import Tensor, distributed, nn
 from torch.utils.hooks import RemovableHandle
 
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
-from onward.model.adapters import Adapter, WeightAdapters, each_adapter, selection
+from onward.model.adapters import Adapter, Selection, WeightAdapters, each_adapter, selection
 from onward.model.attachments import version
 from onward.model.decoder import Decoder
 from onward.model.divided import tensor_axis
 from onward.tracing.listening import is_traced
 
-ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # allowed in a fingerprint, because each request names its adapter
+COMPILABLE_HOOKS = {WeightAdapters.hook, Selection.check_rows}
+ADAPTER_HOOKS = {*COMPILABLE_HOOKS, each_adapter}  # allowed in a fingerprint, because each request names its adapter
 FOLD = 64  # number of 64-bit words per sum of a checksum
 
 
@@ -53,7 +54,7 @@ class Snapshot:
         self.values = self.values_now()
         kinds = {getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks}
         unversioned = any(tensor.is_inference() for tensor in self.factors)
-        self.compilable = not (self.replaced or unversioned) and kinds <= {WeightAdapters.hook}
+        self.compilable = not (self.replaced or unversioned) and kinds <= COMPILABLE_HOOKS
 
     def hooks_now(self) -> list[tuple[object, ...]]:
         hooks = self.inventory.hooks

@@ -27,8 +27,9 @@ from onward.kernels.recorded import unrecorded
 class Choice(NamedTuple):
     """The LoRA adapters that apply in a call of a model.
 
-    Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `rows` has the adapter of
-    each row, and `groups` maps each adapter to its rows (n,); the other rows use the base alone.
+    Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `groups` maps each
+    adapter to its rows (n,); the other rows use the base alone. `rows` has the adapter of each row; it may be empty if
+    all rows use the same.
 
     While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if the adapters
     differ. The compiled step reads the numbers in every run.
@@ -74,9 +75,11 @@ class Selection:
     def use(self, names: str | Sequence[str]) -> AbstractContextManager[None]:
         """Apply LoRA adapters inside the `with` block, in this thread or asyncio task: `names` is one adapter for all
         rows, or a list with the adapter of each row of the batch; "" is the base model without an adapter."""
-        different = {names} if isinstance(names, str) else set(names)
+        if isinstance(names, str):
+            return self.choose(Choice(names))
+        different = {*names}
         if len(different) == 1:
-            return self.choose(Choice(different.pop()))
+            return self.choose(Choice(different.pop(), tuple(names)))
         rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
         groups = {name: torch.tensor(row) for name, row in rows.items()}
         return self.choose(Choice(self.current.name, tuple(names), groups))
@@ -85,6 +88,14 @@ class Selection:
         """Let layers read the adapter of each row from `numbers` (B,) inside the `with` block, if rows use different
         adapters."""
         return self.choose(self.current._replace(numbers=numbers))
+
+    def check_rows(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Raise a UserError if the number of rows of the inputs (B, T, ...) is not that of the chosen adapters; a
+        forward pre-hook."""
+        rows, batch = self.current.rows, len(inputs[0])
+        if rows and len(rows) != batch:
+            names = f"a list of {len(rows)} adapter name{'s' * (len(rows) > 1)}"
+            raise UserError(f"Cannot use {names} for a batch of size {batch}: name the adapter of each row")
 
     @contextmanager
     def choose(self, choice: Choice) -> Iterator[None]:
@@ -268,6 +279,8 @@ class WeightAdapters(nn.ModuleDict):
             return self.applied(chosen.name, layer, x, y)
         if chosen.numbers is not None:
             return self.applied_by_number(chosen.numbers, layer, x, y)
+        if isinstance(layer, nn.Embedding):
+            self.selection.check_rows(layer, inputs)
         tail = x.shape[-1:] if x.is_floating_point() else ()
         by_row, result = (t.reshape(len(chosen.rows), -1, *end) for t, end in ((x, tail), (y, y.shape[-1:])))
         for name, rows in chosen.groups.items():

@@ -207,6 +207,8 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
     attachment = attach(model, "adapters", ", ".join(dict.fromkeys([*filter(None, known), name])))
     if adapters is None:
         adapters = WeightAdapters(selection(model))
+        if not any(known):  # embed_scale is called with the vectors of all tokens, and never has an adapter
+            attachment.before(model.embed_scale, adapters.selection.check_rows, prepend=True)
         if isinstance(target.module, ExpertsModule):
             if not any(isinstance(child, WeightAdapters) for child in target.module.children()):
                 attachment.after(target.module, each_adapter, prepend=True)
@@ -255,8 +257,11 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
     """Return a context manager that makes a model use the LoRA adapter `name` ("": none) or, for a sequence of names,
     one adapter for each row of the batch, in the calls of the current thread or asyncio task.
 
-    Raises a UserError for an adapter that the model does not have.
+    Raises a UserError for an adapter that the model does not have, and for an empty sequence. A call of the model with
+    another number of rows than names raises one.
     """
+    if not isinstance(name, str) and not name:
+        raise UserError("Cannot use an empty list of adapters: name the adapter of each row")
     known = adapter_names(model)
     for one in {name} if isinstance(name, str) else set(name):
         check_adapter(one, known)
