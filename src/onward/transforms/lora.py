@@ -29,7 +29,7 @@ from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
 from onward.model.layers import Linear
 from onward.transforms.factors import check_rank, parts_of
-from onward.transforms.quantize import QuantizedLinear
+from onward.transforms.quantize import QuantizedLinear, check_stored
 
 
 class Target(NamedTuple):
@@ -327,7 +327,8 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     """Add the changes of the LoRA adapters called `name` to the weights of a model, in place, and remove the adapters.
 
     The sum is computed in at least fp32 and rounded once. A head tied to the embedding gets its own weight if either
-    has an adapter. Raises a UserError for adapters of quantized weights, which cannot represent the sum.
+    has an adapter. Raises a UserError for adapters of quantized weights, which cannot represent the sum, and of pruned
+    or parametrized weights.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))
@@ -336,6 +337,8 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
             "Cannot merge adapters into quantized weights: load the model without quantize, "
             "or train them on the original model, if the model was stored quantized"
         )
+    for weight, target, _ in adapters:
+        check_stored(target.module, target.parameter, weight)
     for weight, target, adapter in adapters:
         merged = adapter.merged(target.weight)
         if weight in ("embed", "head") and model.config.tied:
