@@ -31,7 +31,7 @@ OPERATIONS: dict[str, Callable[[Decoder, Path], object]] = {
 @torch.no_grad()
 def test_computed_weights_are_refused_before_anything_changes(kind: str, operation: str, tmp_path: Path) -> None:
     model, tokens = decoder(DECODERS["llama"]), token_ids(DECODERS["llama"])
-    COMPUTED[kind](model.blocks[1].attn.q)
+    COMPUTED[kind](model.get_submodule("blocks.1.attn.q"))
     if operation == "merge":
         stirred(model, "one", lora=LoRA(rank=2, targets=("attn",)))
     before = model(tokens)

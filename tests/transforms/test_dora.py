@@ -2,10 +2,10 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from onward import Decoder, LoRA, add_lora, merge_lora, use_adapter
 
@@ -16,7 +16,7 @@ LLAMA = DECODERS["llama"]
 DORA = LoRA(rank=2, targets=("attn.q", "embed"), dora=True)
 
 
-def of_weights(change: Callable[[nn.Parameter], object]) -> Callable[[Decoder], object]:
+def of_weights(change: Callable[[Any], object]) -> Callable[[Decoder], object]:
     return lambda model: [change(layer.weight) for layer in (model.embed, model.blocks[0].attn.q)]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,8 @@ def test_copied_model_recomputes_with_its_own_weights(ways: list[Callable[[Decod
 @torch.no_grad()
 def test_adapted_layer_compiles_to_one_graph_per_adapter() -> None:
     model = stirred(decoder(DECODERS["llama"], torch.float64), "one", "two", lora=LoRA(rank=2))
-    layer, x = model.blocks[0].attn.q, torch.randn(1, 2, model.config.d_model, dtype=torch.float64)
+    layer: Any = model.blocks[0].attn.q
+    x = torch.randn(1, 2, model.config.d_model, dtype=torch.float64)
     compiled = torch.compile(layer, backend="eager", fullgraph=True)
     for name in "one", "two", "one":
         with use_adapter(model, name):

@@ -53,7 +53,7 @@ def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_byte
     layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     config = replace(model.config, tied=False) if "head.weight" in layers else model.config
     extra = {**(extra or {}), **label_keys(model)}
-    ours = {**dict(model.named_parameters()), **layers}
+    ours: dict[str, Tensor | QuantizedLinear] = {**dict(model.named_parameters()), **layers}
     check_complete(config, ours)
     save_weights(config, ours, folder, extra, shard_bytes)
 
