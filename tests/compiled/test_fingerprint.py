@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 import onward
-from onward import BlockManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
+from onward import BlockManager, Decoder, Engine, KVCache, LoRA, PagedKVCache, Request, Sampling
 from onward.compiled.fingerprint import Snapshot, checksum, fingerprint
+from onward.compiled.model_state import ModelState
 from onward.generation import PrefixFiles
 from onward.generation.cache.conversation import ConversationCache
 
+from support.adapters import stirred
 from support.decoders import DECODERS, decoder
 from support.edits import EDITS, ONCE
 from support.reading import tokens_read
@@ -287,3 +289,17 @@ def test_method_that_nothing_calls_keeps_compiled_steps(monkeypatch: pytest.Monk
     assert Snapshot(model).compilable
     monkeypatch.setattr(nn.Module, "_call_impl", lambda self, *args: self.forward(*args))
     assert not Snapshot(model).compilable
+
+
+@torch.no_grad()
+def test_compiled_steps_are_used_only_while_the_weights_that_dora_scales_are_the_same() -> None:
+    model = stirred(decoder(DECODERS["llama"]), "one", lora=LoRA(rank=2, targets=("attn.q",), dora=True))
+    state, weight = ModelState(model), model.blocks[0].attn.q.weight
+    assert state.follow().compilable
+    before, state.confirmed = state.key, False
+    weight.mul_(2)
+    state.follow()
+    assert state.key != before
+    with torch.inference_mode():
+        model.blocks[0].attn.q.weight = torch.nn.Parameter(weight.clone())  # which does not count its changes
+    assert not ModelState(model).follow().compilable

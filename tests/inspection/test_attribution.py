@@ -65,6 +65,12 @@ def test_parts_of_a_logit_of_a_model_with_adapters_add_up_to_it(name: str, dora:
         assert_close(found.mlps, merged.mlps, 1e-12)
 
 
+def test_parts_of_a_logit_are_the_same_in_inference_mode(model: onward.Decoder) -> None:
+    plain = logit_attribution(model, TOKENS)
+    with torch.inference_mode():
+        assert torch.equal(logit_attribution(model, TOKENS).heads, plain.heads)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parts_that_do_not_add_up_to_the_logit_are_refused(dtype: torch.dtype) -> None:
     model = decoder(DECODERS["gpt"], dtype)

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward import Batch, Decoder, Loss, UserError
+from onward import Batch, Decoder, LoRA, Loss, UserError, use_adapter
 from onward.data import IGNORE_INDEX
 from onward.kernels.cross_entropy import cross_entropy
 from onward.training import CrossEntropy
 from onward.training.step.loss import as_loss
 
+from support.adapters import stirred
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
 from support.devices import on_device
@@ -110,6 +111,26 @@ def test_only_trainable_parameters_get_gradients(trained: str, chunk: int) -> No
             assert_close(parameter.grad, want)
         else:
             assert parameter.grad is None
+
+
+@pytest.mark.parametrize("used", ["", "one", ["two", "one"], ["", "two"]], ids=str)
+def test_loss_in_chunks_has_the_gradients_of_the_adapters_in_use(used: str | list[str]) -> None:
+    model = stirred(decoder(DECODERS["llama"], torch.float64), "one", "two", lora=LoRA(rank=2, targets=("head",)))
+    trained = {name: p.requires_grad_() for name, p in model.named_parameters() if "_lora." in name}
+
+    def gradients(chunk: int) -> dict[str, Tensor | None]:
+        model.zero_grad()
+        with use_adapter(model, used):
+            loss, _ = CrossEntropy(chunk=chunk)(model, batch(model))
+        if loss.requires_grad:
+            loss.backward()
+        return {name: p.grad for name, p in trained.items()}
+
+    plain = gradients(0)
+    for name, gradient in gradients(5).items():
+        assert (gradient is None) == (plain[name] is None)
+        if gradient is not None:
+            assert_close(gradient, plain[name])
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

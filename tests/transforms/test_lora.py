@@ -149,6 +149,26 @@ def test_an_initialization_of_the_user_begins_as_the_base() -> None:
     assert adapter.b.count_nonzero() == adapter.b.numel()
 
 
+@pytest.mark.parametrize(
+    ("lora", "name"),
+    [
+        (LoRA(rank=2, targets=("attn.q",)), "one"),
+        (LoRA(rank=2, targets=("attn.k", "attn.q")), "one"),
+        (LoRA(rank=2, targets=("attn.k",), tokens=(1,)), "one"),
+        (LoRA(rank=2, targets=("attn.k",)), ""),
+    ],
+    ids=["repeated", "another target first", "tokens", "empty"],
+)
+def test_adapters_whose_name_is_refused_leave_the_model_unchanged(lora: LoRA, name: str) -> None:
+    model = decoder(DECODERS["llama"])
+    add_lora(model, LoRA(rank=2, targets=("attn.q",), tokens=(2, 3)), "one")
+    state = lambda: {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    before = state()
+    with pytest.raises(UserError, match=r"already has an adapter 'one'|name of an adapter is empty"):
+        add_lora(model, lora, name)
+    assert state() == before
+
+
 def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
     model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
     for make, message in (

@@ -4,17 +4,19 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from onward import Decoder, Experts
+from onward import Decoder, Experts, LoRA, use_adapter
 from onward.model.experts import FASTEST
 from onward.transforms import compile_blocks, recompute_blocks
 
-from support.decoders import DECODERS, config, decoder, token_ids
+from support.adapters import stirred
+from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 from support.grids import first
 
 WITH_EXPERTS = config(n_layers=3, dropout=0.3, mlp=Experts(count=5, backend="auto"))
@@ -91,3 +93,14 @@ def test_copied_model_recomputes_with_its_own_weights(ways: list[Callable[[Decod
         parameter.data.zero_()
     assert results(other)[0].count_nonzero() == 0
     assert results(model)[0].count_nonzero() > 0
+
+
+@torch.no_grad()
+def test_adapted_layer_compiles_to_one_graph_per_adapter() -> None:
+    model = stirred(decoder(DECODERS["llama"], torch.float64), "one", "two", lora=LoRA(rank=2))
+    layer: Any = model.blocks[0].attn.q
+    x = torch.randn(1, 2, model.config.d_model, dtype=torch.float64)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    for name in "one", "two", "one":
+        with use_adapter(model, name):
+            assert_close(compiled(x), layer(x))

@@ -8,18 +8,25 @@ from operator import call, is_
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.utils.hooks import RemovableHandle
 
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
-from onward.model.adapters import Adapter, WeightAdapters, each_adapter, selection
+from onward.model.adapters import Adapter, Selection, WeightAdapters, each_adapter, selection
 from onward.model.attachments import version
 from onward.model.decoder import Decoder
 from onward.model.divided import tensor_axis
 from onward.tracing.listening import is_traced
 
-ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # allowed in a fingerprint, because each request names its adapter
+COMPILABLE_HOOKS = {WeightAdapters.hook, Selection.check_rows}
+ADAPTER_HOOKS = {*COMPILABLE_HOOKS, each_adapter}  # allowed in a fingerprint, because each request names its adapter
 FOLD = 64  # number of 64-bit words per sum of a checksum
+
+
+def has_dora(layer: nn.Module) -> bool:
+    """Return whether a layer has an adapter with DoRA."""
+    adapters = [one for child in layer.children() if isinstance(child, WeightAdapters) for one in child.values()]
+    return any(isinstance(one, Adapter) and one.magnitude is not None for one in adapters)
 
 
 def marks(model: Decoder) -> tuple[object, ...]:
@@ -33,7 +40,7 @@ class Snapshot:
     """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model is
     unchanged, by comparing all of its objects. A decoding step of the model is `compilable` if nothing observes or
     changes the model's forward pass except LoRA adapters of linear layers and embeddings: no other hook, no edit and no
-    replaced method."""
+    replaced method, nor a layer with DoRA whose tensors PyTorch does not count the changes of."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -42,11 +49,12 @@ class Snapshot:
         self.hooks = self.hooks_now()
         self.replaced = is_traced(model) or self.inventory.is_replaced
         self.selection = selection(model)
-        adapters = [module for module in model.modules() if isinstance(module, Adapter)]
-        self.factors = [t for one in adapters if one.magnitude is not None for t in (one.a, one.b)]  # of DoRA
+        scaled = [layer for layer in model.modules() if has_dora(layer)]
+        self.factors = [t for layer in scaled for t in (*layer.parameters(), *layer.buffers())]
         self.values = self.values_now()
         kinds = {getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks}
-        self.compilable = not self.replaced and kinds <= {WeightAdapters.hook}
+        unversioned = any(tensor.is_inference() for tensor in self.factors)
+        self.compilable = not (self.replaced or unversioned) and kinds <= COMPILABLE_HOOKS
 
     def hooks_now(self) -> list[tuple[object, ...]]:
         hooks = self.inventory.hooks
@@ -98,12 +106,12 @@ class Snapshot:
     @property
     def key(self) -> tuple[object, ...]:
         """The structure of the model and the addresses of its tensors: compiled steps are used only while this key is
-        equal. The result keeps functions alive, but no module and no tensor. The factors of DoRA are included by their
-        version, since steps keep the norms that are computed from them."""
+        equal. The result keeps functions alive, but no module and no tensor. The tensors of layers with DoRA are
+        included by their version, since steps keep the norms that are computed from them."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
         functions = [function for _, _, function in self.inventory.functions]
-        return self.inventory.form, memory, functions, [tensor._version for tensor in self.factors]
+        return self.inventory.form, memory, functions, [t._version for t in self.factors if not t.is_inference()]
 
     def fingerprint(self) -> str | None:
         """Return a hash of the model's structure and of all numbers in its tensors. The hash identifies the model that

@@ -77,7 +77,7 @@ class GraphStep(CompiledStep):
 
     @classmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step) -> Self:
-        if len(selection(model).in_use) > 1:
+        if len(selection(model).current.in_use) > 1:
             raise NotCompilable("rows with different adapters")
         return cls(model, shape, step)
 

@@ -61,7 +61,7 @@ class Program(CompiledStep):
         if self.uses_rope_length:
             self.recording.rope_length.copy_(cache.rope_length[first : first + tokens.size(0)])
         if self.uses_adapters and self.chosen:
-            self.chosen.write_to(self.recording.adapters)
+            self.chosen.current.write_to(self.recording.adapters)
         self.binding.follow(cache, first)
         cache.states.note(positions, first)
         self.linked.run()

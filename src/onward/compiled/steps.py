@@ -122,7 +122,7 @@ class CompiledSteps:
         if self.unsupported:
             return None
         snapshot = self.state.follow()
-        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use, step
+        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.current.in_use, step
         if self.key is not self.state.key:
             self.used.clear()
             self.key = self.state.key
@@ -163,7 +163,7 @@ class CompiledSteps:
         if is_watched() or torch.is_autocast_enabled(device):
             raise NotCompilable("a mode of PyTorch is active")
         self.pool.refresh(self.state.key)
-        kind = shape, snapshot.selection.in_use, step
+        kind = shape, snapshot.selection.current.in_use, step
         compiled = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, shape, step, folder)
         self.pool.release(self.model, self.cache, kind, compiled)
 

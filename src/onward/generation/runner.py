@@ -91,7 +91,7 @@ class Runner:
             self.version, self.known = attached.version, adapter_names(self.model)
             self.selection = selection(self.model) if self.known else None
         if name is None:
-            return self.selection.name if self.selection else ""
+            return self.selection.current.name if self.selection else ""
         check_adapter(name, self.known)
         return name
 
@@ -162,7 +162,7 @@ class Runner:
         return self.compiled
 
     def kind(self, step: Step, rows: int, tokens: int) -> tuple[object, ...]:
-        return step, rows, tokens, *(self.selection.in_use if self.selection else ())
+        return step, rows, tokens, *(self.selection.current.in_use if self.selection else ())
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
         """Compute the logits (N, V) of hidden states (N, D), each row with its adapter named in `adapters` (empty: the

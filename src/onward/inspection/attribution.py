@@ -45,6 +45,7 @@ class LogitAttribution:
     constant: float  # contribution of the biases of the norms and of the output head
 
 
+@torch.inference_mode(False)  # computes a gradient, which inference mode forbids
 @torch.no_grad()
 def logit_attribution(
     model: Decoder, tokens: Sequence[int], position: int = -1, target: int | None = None, against: int | None = None

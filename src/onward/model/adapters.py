@@ -8,9 +8,11 @@ weight. Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V voca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from threading import local
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,65 +24,105 @@ from onward.kernels.operations import linear
 from onward.kernels.recorded import unrecorded
 
 
-class Selection:
-    """The choice of the LoRA adapters that apply in the current calls of a model. All adapted layers of a model share
-    one Selection.
+class Choice(NamedTuple):
+    """The LoRA adapters that apply in a call of a model.
 
-    Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `rows` has the adapter of
-    each row, and `groups` maps each adapter to its rows (n,); the other rows use the base alone. An adapter may be on
-    top of another, which is then applied before it: `below` maps the name of the upper adapter to the name of the lower
-    one.
+    Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `groups` maps each
+    adapter to its rows (n,); the other rows use the base alone. `rows` has the adapter of each row; it may be empty if
+    all rows use the same.
 
     While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if the adapters
     differ. The compiled step reads the numbers in every run.
     """
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.rows: tuple[str, ...] = ()
-        self.groups: dict[str, Tensor] | None = None
-        self.below: dict[str, str] = {}
-        self.numbers: Tensor | None = None
+    name: str
+    rows: tuple[str, ...] = ()
+    groups: Mapping[str, Tensor] | None = None
+    numbers: Tensor | None = None
 
     @property
     def in_use(self) -> tuple[str, ...]:
         """The names of the adapters that rows use, in ascending order; "" is the base alone."""
         return (self.name,) if self.groups is None else tuple(sorted({*self.rows}))
 
+    def write_to(self, numbers: Tensor) -> None:
+        index = {name: number for number, name in enumerate(self.in_use)}
+        numbers.copy_(torch.tensor([index[name] for name in self.rows]))
+
+
+class Selection:
+    """Which LoRA adapters apply in the calls of a model. All adapted layers of a model share one Selection.
+
+    `name` is the adapter of all calls outside of `use` ("": the base alone). An adapter may be on top of another, which
+    is then applied before it: `below` maps the name of the upper adapter to the name of the lower one.
+    """
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.below: dict[str, str] = {}
+
+    @property
+    def current(self) -> Choice:
+        """The Choice in the current thread or asyncio task."""
+        choices = TRACED.choices if torch.compiler.is_compiling() else CHOICES.get()
+        return choices.get(self) or Choice(self.name)
+
     def chain(self, name: str) -> list[str]:
         """Return the names of the adapters that apply if `name` is selected, in the order in which they apply: first
         the adapter on top of which `name` was trained, if any, then `name`."""
         return [*([self.below[name]] if name in self.below else []), name]
 
-    @contextmanager
-    def use(self, names: str | Sequence[str]) -> Iterator[None]:
-        """Apply LoRA adapters inside the `with` block: `names` is one adapter for all rows, or a list with the adapter
-        of each row of the batch; "" is the base model without an adapter."""
-        before = self.name, self.rows, self.groups
-        different = {names} if isinstance(names, str) else set(names)
+    def use(self, names: str | Sequence[str]) -> AbstractContextManager[None]:
+        """Apply LoRA adapters inside the `with` block, in this thread or asyncio task: `names` is one adapter for all
+        rows, or a list with the adapter of each row of the batch; "" is the base model without an adapter."""
+        if isinstance(names, str):
+            return self.choose(Choice(names))
+        different = {*names}
         if len(different) == 1:
-            self.name, self.groups = different.pop(), None
-        else:
-            rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
-            self.rows, self.groups = tuple(names), {name: torch.tensor(row) for name, row in rows.items()}
-        try:
-            yield
-        finally:
-            self.name, self.rows, self.groups = before
+            return self.choose(Choice(different.pop(), tuple(names)))
+        rows = {name: [row for row, one in enumerate(names) if one == name] for name in sorted(different - {""})}
+        groups = {name: torch.tensor(row) for name, row in rows.items()}
+        return self.choose(Choice(self.current.name, tuple(names), groups))
 
-    @contextmanager
-    def read_from(self, numbers: Tensor) -> Iterator[None]:
+    def read_from(self, numbers: Tensor) -> AbstractContextManager[None]:
         """Let layers read the adapter of each row from `numbers` (B,) inside the `with` block, if rows use different
         adapters."""
-        self.numbers = numbers
+        return self.choose(self.current._replace(numbers=numbers))
+
+    def check_rows(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Raise a UserError if the number of rows of the inputs (B, T, ...) is not that of the chosen adapters; a
+        forward pre-hook."""
+        rows, batch = self.current.rows, len(inputs[0])
+        if rows and len(rows) != batch:
+            names = f"a list of {len(rows)} adapter name{'s' * (len(rows) > 1)}"
+            raise UserError(f"Cannot use {names} for a batch of size {batch}: name the adapter of each row")
+
+    @contextmanager
+    def choose(self, choice: Choice) -> Iterator[None]:
+        before = CHOICES.set({**CHOICES.get(), self: choice})
+        show_to_compiled_code()
         try:
             yield
         finally:
-            self.numbers = None
+            CHOICES.reset(before)
+            show_to_compiled_code()
 
-    def write_to(self, numbers: Tensor) -> None:
-        index = {name: number for number, name in enumerate(self.in_use)}
-        numbers.copy_(torch.tensor([index[name] for name in self.rows]))
+
+CHOICES: ContextVar[Mapping[Selection, Choice]] = ContextVar("choices", default={})  # noqa: B039
+
+
+class Traced(local):
+    """The value of CHOICES in each thread, for code compiled by torch.compile, which cannot read context variables."""
+
+    choices: Mapping[Selection, Choice] = {}
+
+
+TRACED = Traced()
+
+
+def show_to_compiled_code() -> None:
+    """Let code that torch.compile has compiled use the current adapters of this thread or asyncio task."""
+    TRACED.choices = CHOICES.get()
 
 
 DOT = "\u2024"  # replaces a dot in the name of a module
@@ -148,12 +190,14 @@ class Adapter(nn.Module):
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
         return exact.to(weight.dtype)
 
-    def row_norms(self, weight: Tensor) -> Tensor:
-        """Return the norms (O,) of the rows of `weight` with the change added, by which DoRA divides. They have no
-        gradient and, in eval mode, are cached until A or B changes."""
-        version = [(id(t), t._version) for t in (self.a, self.b)]
+    def row_norms(self, layer: nn.Module) -> Tensor:
+        """Return the norms (O,) of the rows of the layer's weight with the change added, by which DoRA divides. They
+        have no gradient and, in eval mode, are cached until the weight, A or B changes."""
+        version = [] if self.training else [version_of(t) for t in (*layer.parameters(), *layer.buffers())]
         if self.norms is None or self.norms[0] != version or self.training:
-            with torch.no_grad(), unrecorded():
+            with torch.inference_mode(False), torch.no_grad(), unrecorded():
+                weight: Any = layer.weight  # a quantized layer dequantizes its weight here
+                weight = weight.mT if isinstance(layer, nn.Embedding) else weight
                 self.norms = version, (weight.to(self.a.dtype) + self.change()).norm(dim=1)
         return self.norms[1]
 
@@ -162,20 +206,24 @@ class Adapter(nn.Module):
         embedding, and its output y without the adapter."""
         if isinstance(layer, nn.Embedding):
             sum_ = y + self.scaling * F.linear(F.embedding(x, self.a.T), self.b)
-            scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer.weight.mT)
+            scale = 1.0 if self.magnitude is None else self.magnitude / self.row_norms(layer)
             return (scale * sum_).to(y.dtype)
         dropped, (a, b) = self.dropout(x), self.factors()
         low = self.scaling * linear(linear(dropped.to(a.dtype), a), b)
         if self.magnitude is None:
             return (y + low).to(y.dtype)
-        weight: Any = layer.weight  # a quantized layer dequantizes its weight here
-        bias: Any = layer.bias
-        scale = self.magnitude / self.row_norms(weight)
+        scale, own = self.magnitude / self.row_norms(layer), cast(nn.Linear, layer)
         if dropped is not x:
-            base = F.linear(dropped, weight)
+            base = F.linear(dropped, own.weight)
         else:
-            base = y if bias is None else y - bias
+            base = y if own.bias is None else y - own.bias
         return (y + (scale - 1) * base + scale * low).to(y.dtype)
+
+
+def version_of(tensor: Tensor) -> tuple[object, ...]:
+    """Return values that differ after a tensor has changed, except through `data` or NumPy. Inference tensors, which do
+    not count their changes, always seem to have changed."""
+    return id(tensor), object() if tensor.is_inference() else tensor._version, tensor.dtype, tensor.device
 
 
 class TokenRows(nn.Module):
@@ -226,15 +274,17 @@ class WeightAdapters(nn.ModuleDict):
     def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
         """Return the output of a linear layer or an embedding with the selected adapters applied. This is a forward
         hook, called with the layer, its inputs and its output y without adapters."""
-        [x], chosen = inputs, self.selection
+        [x], chosen = inputs, self.selection.current
         if chosen.groups is None:
             return self.applied(chosen.name, layer, x, y)
         if chosen.numbers is not None:
             return self.applied_by_number(chosen.numbers, layer, x, y)
+        if isinstance(layer, nn.Embedding):
+            self.selection.check_rows(layer, inputs)
         tail = x.shape[-1:] if x.is_floating_point() else ()
         by_row, result = (t.reshape(len(chosen.rows), -1, *end) for t, end in ((x, tail), (y, y.shape[-1:])))
         for name, rows in chosen.groups.items():
-            if any(one in self for one in chosen.chain(name)):
+            if any(one in self for one in self.selection.chain(name)):
                 result = result.index_copy(0, rows, self.applied(name, layer, by_row[rows], result[rows]))
         return result.view_as(y)
 
@@ -242,7 +292,7 @@ class WeightAdapters(nn.ModuleDict):
         """Return y (B, ..., O), the output of a layer for the input x, changed in each row by the row's adapter, which
         is given by its number in `numbers` (B,)."""
         result, by_row = y, numbers.view(-1, *[1] * (y.dim() - 1))
-        for number, name in enumerate(self.selection.in_use):
+        for number, name in enumerate(self.selection.current.in_use):
             if any(one in self for one in self.selection.chain(name)):
                 result = torch.ops.onward.rows_of(by_row, number, self.applied(name, layer, x, y), result)
         return result
@@ -255,8 +305,8 @@ class WeightAdapters(nn.ModuleDict):
     def weight(self, weight: Tensor) -> Tensor:
         """Return `weight` with the adapter that all rows use merged into it; `weight` itself if rows use different
         adapters or none."""
-        chosen = self.selection
-        for name in chosen.chain(chosen.name) if chosen.groups is None else ():
+        chosen = self.selection.current
+        for name in self.selection.chain(chosen.name) if chosen.groups is None else ():
             weight = self[name].merged(weight) if name in self else weight
         return weight
 
@@ -292,7 +342,7 @@ def rows_differ(module: nn.Module) -> bool:
     """Return whether the rows of the current batch use different LoRA adapters for the attribute `weight` of a module,
     so that no single merged weight exists."""
     adapters = module._modules.get("weight_lora")
-    return isinstance(adapters, WeightAdapters) and adapters.selection.groups is not None
+    return isinstance(adapters, WeightAdapters) and adapters.selection.current.groups is not None
 
 
 def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Tensor | None:
@@ -300,9 +350,9 @@ def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Te
     different adapters; a forward hook for modules with adapted stacks of experts. Returns None, which keeps y, if all
     rows use the same adapter."""
     selection = next(child.selection for child in module.children() if isinstance(child, WeightAdapters))
-    if selection.groups is None:
+    if (groups := selection.current.groups) is None:
         return None
-    for name, rows in dict(selection.groups).items():
+    for name, rows in groups.items():
         with selection.use(name):
             y = y.index_copy(0, rows, type(module).forward(module, inputs[0][rows]))
     return y

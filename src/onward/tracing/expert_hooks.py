@@ -87,7 +87,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 def check_rows(mlp: nn.Module) -> None:
     """Raise a UserError if rows use different adapters of the experts, because each expert is then called once per
     adapter."""
-    if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
+    adapters = [child for child in mlp.children() if isinstance(child, WeightAdapters)]
+    if any(one.selection.current.groups is not None for one in adapters):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
         )

@@ -29,7 +29,7 @@ from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
 from onward.model.layers import Linear
 from onward.transforms.factors import check_rank, parts_of
-from onward.transforms.quantize import QuantizedLinear
+from onward.transforms.quantize import QuantizedLinear, check_stored
 
 
 class Target(NamedTuple):
@@ -107,6 +107,9 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
         if lora.dora and targets[one].weight.ndim > 2:
             raise UserError(f"dora does not support stacks of experts such as {one}: leave out dora or this target")
         check_rank(lora.init, rank, targets[one].weight, one)
+    changed = [targets[one] for one, rank in ranks.items() if rank]
+    for each in [*changed, Target(model.embed, "weight")] if lora.tokens else changed:
+        check_free(each, name)
     model.requires_grad_(False)
     kind: dict[str, Any] = {"dropout": lora.dropout, "rslora": lora.rslora, "dora": lora.dora}
     for one, rank in ranks.items():
@@ -189,16 +192,23 @@ def resize_vocabulary(model: Decoder, size: int) -> None:
     model.embed.num_embeddings = model.head.out_features = size
 
 
-def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
+def check_free(target: Target, name: str) -> None:
+    """Raise a UserError if `name` cannot name a new adapter of the target."""
     if not name:
         raise UserError("the name of an adapter is empty, which means no adapter: give another name")
-    adapters = target.adapters
-    if adapters is not None and name in adapters:
+    if target.adapters is not None and name in target.adapters:
         raise UserError(f"the model already has an adapter {name!r}: choose another name")
+
+
+def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
+    check_free(target, name)
+    adapters = target.adapters
     known = "".join(one.description for one in attached(model) if one.kind == "adapters").split(", ")
     attachment = attach(model, "adapters", ", ".join(dict.fromkeys([*filter(None, known), name])))
     if adapters is None:
         adapters = WeightAdapters(selection(model))
+        if not any(known):  # embed_scale is called with the vectors of all tokens, and never has an adapter
+            attachment.before(model.embed_scale, adapters.selection.check_rows, prepend=True)
         if isinstance(target.module, ExpertsModule):
             if not any(isinstance(child, WeightAdapters) for child in target.module.children()):
                 attachment.after(target.module, each_adapter, prepend=True)
@@ -245,10 +255,13 @@ def raised(model: nn.Module) -> list[str]:
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
     """Return a context manager that makes a model use the LoRA adapter `name` ("": none) or, for a sequence of names,
-    one adapter for each row of the batch.
+    one adapter for each row of the batch, in the calls of the current thread or asyncio task.
 
-    Raises a UserError for an adapter that the model does not have.
+    Raises a UserError for an adapter that the model does not have, and for an empty sequence. A call of the model with
+    another number of rows than names raises one.
     """
+    if not isinstance(name, str) and not name:
+        raise UserError("Cannot use an empty list of adapters: name the adapter of each row")
     known = adapter_names(model)
     for one in {name} if isinstance(name, str) else set(name):
         check_adapter(one, known)
@@ -314,7 +327,8 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     """Add the changes of the LoRA adapters called `name` to the weights of a model, in place, and remove the adapters.
 
     The sum is computed in at least fp32 and rounded once. A head tied to the embedding gets its own weight if either
-    has an adapter. Raises a UserError for adapters of quantized weights, which cannot represent the sum.
+    has an adapter. Raises a UserError for adapters of quantized weights, which cannot represent the sum, and of pruned
+    or parametrized weights.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))
@@ -323,6 +337,8 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
             "Cannot merge adapters into quantized weights: load the model without quantize, "
             "or train them on the original model, if the model was stored quantized"
         )
+    for weight, target, _ in adapters:
+        check_stored(target.module, target.parameter, weight)
     for weight, target, adapter in adapters:
         merged = adapter.merged(target.weight)
         if weight in ("embed", "head") and model.config.tied:
@@ -331,5 +347,5 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
         merged = merged.mT.contiguous() if isinstance(target.module, nn.Embedding) else merged
         setattr(target.module, target.parameter, nn.Parameter(merged, requires_grad=parameter.requires_grad))
     if (rows := token_rows(model, name)) is not None:
-        model.embed.weight.data = rows.merged(model.embed.weight)
+        model.embed.weight.copy_(rows.merged(model.embed.weight))
     remove_lora(model, name)

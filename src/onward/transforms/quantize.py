@@ -151,8 +151,8 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
 
     A head tied to the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
     not quantized, nor are the projections of latents to keys and values, because decoding multiplies them with queries
-    and outputs instead of latents (`LatentAttentionModule.absorbed`). Raises a UserError for an unknown precision, and
-    for a model that is quantized already.
+    and outputs instead of latents (`LatentAttentionModule.absorbed`). Raises a UserError for an unknown precision, for
+    a model that is quantized already, and for pruned or parametrized weights.
     """
     if precision not in get_args(Precision):
         raise UserError(f"quantize is {precision!r}: choose int8 or int4")
@@ -163,6 +163,7 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
     chosen, kept = dict[str, Precision](), list[str]()
     for name, layer in model.named_modules():
         if isinstance(layer, Linear) and id(layer) not in absorbed:
+            check_stored(layer, "weight", f"{name}.weight")
             kind: Precision = "int8" if precision == "int8" or id(layer.weight) in tied else "int4"
             if kind == "int4" and layer.in_features % GROUP:
                 kept.append(name)
@@ -207,6 +208,16 @@ def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
 def ratio(sums: Tensor) -> float:
     """The relative error from the sums of squares of error and weight; 0 if the weight is 0."""
     return float((sums[0] / sums[1]).sqrt()) if sums[1] else 0.0
+
+
+def check_stored(module: nn.Module, parameter: str, name: str) -> None:
+    """Raise a UserError if the weight `name` is not a parameter of its module, because code of torch.nn.utils, such as
+    `prune`, computes it from other tensors."""
+    if parameter not in module._parameters:
+        raise UserError(
+            f"Cannot replace {name}, because it is computed from other parameters, by pruning or a parametrization: "
+            "first call torch.nn.utils.prune.remove or parametrize.remove_parametrizations"
+        )
 
 
 def is_quantized(model: nn.Module) -> bool:

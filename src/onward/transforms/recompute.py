@@ -6,6 +6,7 @@ from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
+from onward.model.adapters import CHOICES
 from onward.model.attachments import attach
 from onward.model.decoder import Decoder
 
@@ -23,7 +24,8 @@ def recompute_blocks(model: Decoder) -> None:
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The context managers for a forward pass and for its recomputation; the latter restores context variables, such as
-    those of tracing."""
+    those of tracing and the chosen adapters."""
+    CHOICES.set(CHOICES.get())  # a variable that was never set would keep the value that it has in the backward pass
     return nullcontext(), Variables(copy_context())
 
 

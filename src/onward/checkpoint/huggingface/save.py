@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.base.files import atomic_write, flush
 from onward.checkpoint.huggingface.packable import layers_of, packable
 from onward.checkpoint.names import to_theirs
@@ -46,12 +47,27 @@ def save_model(model: Decoder, folder: Path, extra: HF | None = None, shard_byte
     """Write config.json and the weights of a model to a folder, see `save_weights`; quantized layers in the format of
     `packed.py`.
 
-    A quantized head is a separate weight, so the saved config.json does not tie it to the embedding.
+    A quantized head is a separate weight, so the saved config.json does not tie it to the embedding. Raises a
+    UserError, before anything is written, for pruned or parametrized weights.
     """
     layers = {f"{n}.weight": m for n, m in model.named_modules() if isinstance(m, QuantizedLinear)}
     config = replace(model.config, tied=False) if "head.weight" in layers else model.config
     extra = {**(extra or {}), **label_keys(model)}
-    save_weights(config, {**dict(model.named_parameters()), **layers}, folder, extra, shard_bytes)
+    ours: dict[str, Tensor | QuantizedLinear] = {**dict(model.named_parameters()), **layers}
+    check_complete(config, ours)
+    save_weights(config, ours, folder, extra, shard_bytes)
+
+
+def check_complete(config: DecoderConfig, names: Container[str]) -> None:
+    """Raise a UserError unless all parameters of a decoder with this config are among the `names` of a model."""
+    with torch.device("meta"):
+        outline = Decoder(config)
+    for name, _ in outline.named_parameters():
+        if name not in names:
+            raise UserError(
+                f"Cannot save the model, because {name} is not one of its parameters: if it is pruned or parametrized, "
+                "first call torch.nn.utils.prune.remove or parametrize.remove_parametrizations"
+            )
 
 
 def save_weights(

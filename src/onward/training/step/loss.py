@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from onward.base.arguments import checked, explained
 from onward.base.errors import UserError
 from onward.data.windows import IGNORE_INDEX, Batch
+from onward.model.adapters import rows_differ
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import inside, rows_at_once, scores
 from onward.training.step.precision import autocast
@@ -121,11 +122,10 @@ class CrossEntropy(Loss):
         If the batch has more tokens than one chunk, logits (N, V) and their gradients are computed chunk by chunk in
         the forward pass. `batch.loss_scale` keeps the gradients of fp16 in range.
         """
-        hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
-        targets = batch.targets.flatten()
+        hidden, targets = model.hidden(batch.tokens, batch.positions).flatten(0, 1), batch.targets.flatten()
         loss = partial(self.of_hidden, model)
         chunks = -(-len(targets) // (self.chunk or rows_at_once(model.head.out_features)))
-        if chunks <= 1:
+        if chunks <= 1 or rows_differ(model.embed_out) or rows_differ(model.head):  # chunks would divide rows
             return loss(hidden, targets)
         head = [p for part in (model.embed_out, model.head) for p in part.parameters() if p.requires_grad]
         return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
@@ -205,18 +205,18 @@ class InChunks(torch.autograd.Function):
                 both = loss(h, t)
                 scaled = both[0] * scale
             sums += torch.stack(both).detach()
-            grads = torch.autograd.grad(scaled, leaves) if leaves else ()
+            is_used = leaves and scaled.requires_grad
+            grads: Any = torch.autograd.grad(scaled, leaves, allow_unused=True) if is_used else [None] * len(head)
             for total, grad in zip(of_head, grads):
-                total += grad
+                total += 0 if grad is None else grad
             if h.requires_grad:
                 of_h.copy_(grads[-1])
-        ctx.save_for_backward(of_hidden, *of_head)
+        ctx.save_for_backward(of_hidden, *(None if grad is None else total for total, grad in zip(of_head, grads)))
         ctx.scale = scale
-        minimized, plain = sums.unbind()
-        ctx.mark_non_differentiable(plain)
-        return minimized, plain
+        ctx.mark_non_differentiable(plain := sums[1])
+        return sums[0], plain
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, None, None, *(total * (grad / ctx.scale) for total in ctx.saved_tensors)
+        return None, None, None, None, *(t if t is None else t * (grad / ctx.scale) for t in ctx.saved_tensors)
