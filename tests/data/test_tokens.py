@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from onward import Tokenizer, Tokens, UserError, train_tokenizer
 from onward.data import encode, load_tokens
+from onward.data.encoding import PASSAGE_CHARS
 from onward.data.prepare import Cleaning, prepare
-from onward.data.tokens import PASSAGE_CHARS, is_prepared
+from onward.data.tokens import is_prepared
 
 CHAR = train_tokenizer("char", ["abc\n"])
 SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # lengths of the documents of each source
