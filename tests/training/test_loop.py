@@ -97,6 +97,45 @@ def test_loss_falls_on_a_batch_that_is_repeated(precision: str) -> None:
     assert {s.tokens for s in steps} == {64}
 
 
+class Interrupted(CrossEntropy):
+    """The cross-entropy, interrupted once, in its call number `at`."""
+
+    at = 2
+
+    def __call__(self, model: Any, batch: Batch) -> Any:
+        type(self).at -= 1
+        if self.at == 0:
+            raise KeyboardInterrupt
+        return super().__call__(model, batch)
+
+
+def test_step_after_an_interrupted_step_has_only_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = fresh(), StepPlan([windows(2), windows(3)])
+    wanted = [step.grad_norm for step in Trainer(model, adamw(model), lambda _: 1e-2).train([plan] * 2)]
+    monkeypatch.setattr(Interrupted, "at", 2)
+    model = fresh()
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2, loss=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_step(plan)
+    assert model.embed.weight.grad is not None, "the first batch has gradients"
+    assert [step.grad_norm for step in trainer.train([plan] * 2)] == wanted
+
+
+def test_gradients_from_outside_a_step_do_not_enter_it() -> None:
+    def norms(zero: Callable[[Decoder], object]) -> list[float]:
+        model, plan, found = fresh(), StepPlan([windows(4)]), []
+        parts = [*model.blocks.parameters()], [*model.embed.parameters()]
+        trainers = [Trainer(model, [torch.optim.SGD(part, lr=0.1)], lambda _: 0.1) for part in parts]
+        for trainer in trainers * 2:
+            CrossEntropy()(model, windows(1))[0].backward()
+            zero(model)
+            found.append(trainer.train_step(plan).grad_norm)
+            assert all(p.grad is None for p in model.parameters())
+        return found
+
+    assert norms(lambda model: None) == norms(Decoder.zero_grad)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_failed_step_leaves_weights_and_optimizer_as_they_were(bad: float) -> None:
     model = fresh()

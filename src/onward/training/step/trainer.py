@@ -158,8 +158,9 @@ class Trainer:
         before = [matrix.clone() for matrix in matrices(self.model, self.processes)] if plan.measure_update else []
         batches = self.loss.prepare(self.model, plan.batches)
         prepared = perf_counter() - start
-        reported, count = self.backward(batches)
-        mean = reported.pop("loss")
+        self.drop_gradients()  # a failed step or the caller may have left some
+        figures, count = self.backward(batches)
+        mean = figures.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = self.clip_gradients()
@@ -172,11 +173,9 @@ class Trainer:
                 group["lr"] = rate * group.get("rate", 1.0)
             self.scaler.step(optimizer)
         self.scaler.update()
-        figures = reported
         if self.balance is not None:
             figures |= self.balance.step()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        self.drop_gradients()  # frees their memory until the next step
         seconds = perf_counter() - start
         if batches is not plan.batches:
             figures["rollout_share"] = prepared / seconds
@@ -221,6 +220,10 @@ class Trainer:
             reported.append(to_report)
         return reported
 
+    def drop_gradients(self) -> None:
+        for part in (self.model, *self.optimizers):  # an optimizer may also train parameters of a loss
+            part.zero_grad()
+
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
         """Return a context manager for the backward pass of a batch; gradients are reduced only in that of the `last`
         batch."""
@@ -234,8 +237,7 @@ class Trainer:
 
     def clip_gradients(self) -> float:
         """Scale the gradients so that their norm is at most the limit, and return their norm before scaling."""
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        parameters = [p for group in groups for p in group["params"]]
+        parameters = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         if self.processes:
             return self.processes.clip_gradients(parameters, self.config.clip, self.model)
         grads = [p.grad for p in parameters if p.grad is not None]
