@@ -14,7 +14,19 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from onward import Batch, Decoder, DecoderConfig, Experts, Gated, Step, StepConfig, StepPlan, Trainer, mean_loss
+from onward import (
+    Batch,
+    Decoder,
+    DecoderConfig,
+    Experts,
+    Gated,
+    Step,
+    StepConfig,
+    StepPlan,
+    Trainer,
+    UserError,
+    mean_loss,
+)
 from onward.data import IGNORE_INDEX
 from onward.kernels import causal, cross_entropy, fused, operations
 from onward.training import Average, Balance, CrossEntropy, optimizers
@@ -134,6 +146,18 @@ def test_gradients_from_outside_a_step_do_not_enter_it() -> None:
         return found
 
     assert norms(lambda model: None) == norms(Decoder.zero_grad)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "bfloat16"}, {"precision": "fp8"}, {"clip": -1.0}, {"clip": math.nan}])
+def test_step_config_refuses_unknown_precisions_and_negative_limits(wrong: dict[str, Any]) -> None:
+    [name] = wrong
+    with pytest.raises(UserError, match=f"^{name} is .*: it "):
+        StepConfig(**wrong)
+
+
+def test_mean_loss_refuses_an_unknown_precision() -> None:
+    with pytest.raises(UserError, match=r"^precision is 'fp8': it takes"):
+        mean_loss(fresh(), [windows(1)], "fp8")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

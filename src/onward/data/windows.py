@@ -6,7 +6,6 @@ Shapes: B windows, T context_length.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, islice
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -217,11 +216,3 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
         x = np.where(outside, row * width + column, x)
         outside = x >= size
     return x
-
-
-def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the numbers of the next `number` windows from `position` on, without the half-open ranges `skipped`, and
-    the position after them."""
-    left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
-    taken = list(islice(left, number))
-    return taken, taken[-1] + 1 if taken else position

@@ -26,6 +26,7 @@ from onward.planning.machine import wait
 from onward.planning.parameters import parameters
 from onward.training.presets import decoder
 from onward.training.step.optimizer import optimizers
+from onward.training.step.precision import Precision
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 WARM_UP = 2  # number of steps that are not counted
@@ -90,7 +91,7 @@ class TrainingSpeed:
 
 def measure_training(
     model: Decoder,
-    precision: str,
+    precision: Precision,
     batch: int,
     context: int,
     *,

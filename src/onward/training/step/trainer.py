@@ -17,12 +17,13 @@ from onward.base.alone import Alone
 from onward.base.arguments import check_fields, checked, explained, named
 from onward.base.limits import keep_freed_memory
 from onward.checkpoint.saves.state import LOSS, TrainerState, copied_to, own_state, restore, training_tensors
+from onward.config.ranges import NotNegative
 from onward.data.windows import Batch
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
 from onward.training.step.health import Spikes, matrices, update_ratio
 from onward.training.step.loss import CrossEntropy, Loss, LossFunction, as_loss
-from onward.training.step.precision import autocast, grad_scaler
+from onward.training.step.precision import Precision, autocast, grad_scaler
 
 if TYPE_CHECKING:
     from onward.parallel.processes import Processes
@@ -60,8 +61,8 @@ class Step:
 class StepConfig:
     """The settings of an optimizer step: the limit of the gradient norm, and the precision."""
 
-    clip: float = 0.0  # maximum norm of the gradient; 0: no limit
-    precision: str = "fp32"  # precision of matrix products: fp32, bf16 or fp16
+    clip: NotNegative = 0.0  # maximum norm of the gradient; 0: no limit
+    precision: Precision = "fp32"  # precision of matrix products
 
     def __post_init__(self) -> None:
         check_fields(self)
