@@ -115,6 +115,11 @@ class Balance:
         loads = self.processes.sum_of_stages(loads) if self.processes else loads
         return {f"expert_load/{layer}": load for layer, load in zip(self.layers, loads)}
 
+    def state(self) -> dict[str, Tensor]:
+        """Return the routing biases that `step` changes, named as in a TrainerState."""
+        biased = {layer: router for layer, router in self.routers.items() if self.bias and is_biased(router)}
+        return {f"weight/blocks.{layer}.mlp.router.routing_bias": one.routing_bias for layer, one in biased.items()}
+
 
 def is_biased(router: nn.Module) -> bool:
     return getattr(router, "routing_bias", None) is not None

@@ -260,6 +260,7 @@ class Trainer:
         """Return the state that a trainer needs to continue exactly: the tensors (not copied) of the trainable
         parameters and optimizers, and numbers. All processes must call this together."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
+        tensors |= self.balance.state() if self.balance else {}
         of_loss = self.loss.state()
         if self.loss.of_batches:
             own = {name: tensor.cpu() for name, tensor in of_loss.items()}
