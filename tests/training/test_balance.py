@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -177,6 +178,31 @@ def test_a_trainer_continues_with_the_routing_biases_of_its_state() -> None:
     second.load_state(deepcopy(first.state_dict()))
     list(second.train(plans[2:]))
     assert all(map(torch.equal, second.model.parameters(), whole.model.parameters()))
+
+
+def own_pass(one: Trainer) -> None:
+    one.model(token_ids(one.model.config))
+
+
+def interrupted_step(one: Trainer) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = one.model.norm.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        one.train_step(plan(one.model, 9))
+    hook.remove()
+
+
+@pytest.mark.parametrize("between", [own_pass, interrupted_step])
+@pytest.mark.parametrize("router", [SoftmaxRouting(), SigmoidRouting()])
+def test_only_the_forward_passes_of_a_step_are_balanced(router: Routing, between: Callable[[Trainer], None]) -> None:
+    plain, other, losses = trainer(router), trainer(router), []
+    for seed in range(2):
+        between(other)
+        losses.append([replace(one.train_step(plan(one.model, seed)), seconds=0.0) for one in (plain, other)])
+    assert all(own == another for own, another in losses)
+    assert all(map(torch.equal, other.model.parameters(), plain.model.parameters()))
 
 
 @pytest.mark.parametrize("name", ["llama", "no-output"])

@@ -101,8 +101,15 @@ class Balance:
                 if self.processes:
                     bias, change = self.processes.local(bias), self.processes.part_of(change, bias)
                 bias.add_(change, alpha=self.bias)
-            counts.zero_()
+        self.clear()
         return figures
+
+    def clear(self) -> None:
+        """Forget all forward passes since the last `step`."""
+        self.assignments.clear()
+        self.shares.clear()
+        for counts in self.counts:
+            counts.zero_()
 
     def loads(self) -> dict[str, float]:
         """Return, as `expert_load/LAYER` for each layer with experts, the largest count of an expert divided by the

@@ -159,7 +159,7 @@ class Trainer:
         before = [matrix.clone() for matrix in matrices(self.model, self.processes)] if plan.measure_update else []
         batches = self.loss.prepare(self.model, plan.batches)
         prepared = perf_counter() - start
-        self.drop_gradients()  # a failed step or the caller may have left some
+        self.clear()  # an interrupted step or the caller may have left gradients and counts
         figures, count = self.backward(batches)
         mean = figures.pop("loss")
         for optimizer in self.optimizers:
@@ -176,7 +176,7 @@ class Trainer:
         self.scaler.update()
         if self.balance is not None:
             figures |= self.balance.step()
-        self.drop_gradients()  # frees their memory until the next step
+        self.clear()  # frees memory until the next step
         seconds = perf_counter() - start
         if batches is not plan.batches:
             figures["rollout_share"] = prepared / seconds
@@ -221,9 +221,12 @@ class Trainer:
             reported.append(to_report)
         return reported
 
-    def drop_gradients(self) -> None:
+    def clear(self) -> None:
+        """Drop all gradients and, of a model with experts, the assignments that were counted."""
         for part in (self.model, *self.optimizers):  # an optimizer may also train parameters of a loss
             part.zero_grad()
+        if self.balance is not None:
+            self.balance.clear()
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
         """Return a context manager for the backward pass of a batch; gradients are reduced only in that of the `last`
