@@ -204,12 +204,12 @@ def described(value: object) -> str:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards."""
-    training = model.training
+    """Put a model into evaluation mode inside the `with` block, and restore the mode of each module afterwards."""
+    training = [module for module in model.modules() if module.training] if model.training else []
     if training:
         model.eval()
     try:
         yield
     finally:
-        if training:
-            model.train()
+        for module in training:
+            module.training = True
