@@ -160,6 +160,12 @@ def test_mean_loss_refuses_an_unknown_precision() -> None:
         mean_loss(fresh(), [windows(1)], "fp8")
 
 
+def test_step_without_batches_is_refused() -> None:
+    model = fresh()
+    with pytest.raises(UserError, match="step without batches"):
+        Trainer(model, adamw(model), lambda _: 1e-2).train_step(StepPlan([]))
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_failed_step_leaves_weights_and_optimizer_as_they_were(bad: float) -> None:
     model = fresh()

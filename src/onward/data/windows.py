@@ -128,6 +128,8 @@ class Windows:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return the windows with these numbers as a batch; numbers continue beyond the first epoch. The batch's
         dropout seed is a function of the seed and the first number."""
+        if not len(numbers):
+            raise UserError("Cannot read a batch without windows: give at least one number")
         rank = np.array(numbers)
         source, rank = self.mixture.locate(rank) if self.mixture else (np.zeros_like(rank), rank)
         windows = self.counts[source]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from onward.base.alone import Alone
 from onward.base.arguments import check_fields, checked, explained, named
+from onward.base.errors import UserError
 from onward.base.limits import keep_freed_memory
 from onward.checkpoint.saves.state import LOSS, TrainerState, copied_to, own_state, restore, training_tensors
 from onward.config.ranges import NotNegative
@@ -158,6 +159,8 @@ class Trainer:
             self.model.train()
         before = [matrix.clone() for matrix in matrices(self.model, self.processes)] if plan.measure_update else []
         batches = self.loss.prepare(self.model, plan.batches)
+        if not len(batches):
+            raise UserError("Cannot make a step without batches: give the StepPlan at least one Batch")
         prepared = perf_counter() - start
         self.clear()  # an interrupted step or the caller may have left gradients and counts
         figures, count = self.backward(batches)
