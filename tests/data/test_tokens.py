@@ -41,6 +41,18 @@ def test_tokens_of_several_sources_know_where_documents_begin(
     )
 
 
+@pytest.mark.parametrize("ids", [np.zeros(4), np.array([1, -1]), np.zeros((2, 2), int), np.array(["a"])], ids=str)
+def test_ids_that_are_no_sequence_of_token_ids_are_refused(ids: np.ndarray) -> None:
+    with pytest.raises(UserError, match=r"^ids are .*: give token ids \(N,\)"):
+        Tokens.of(ids)
+
+
+@pytest.mark.parametrize("ends", [[3, 2], [5], [-1, 4], [1.0, 4.0], [[4]]], ids=str)
+def test_ends_of_documents_that_are_not_ascending_indices_are_refused(ends: list) -> None:
+    with pytest.raises(UserError, match=r"^ends are .*: give ascending integers .* from 0 to 4$"):
+        Tokens.of(np.arange(4), np.array(ends))
+
+
 @pytest.mark.parametrize("end", [CHAR.eos_id, None])
 def test_documents_are_followed_by_the_end_token_if_there_is_one(end: int | None) -> None:
     tokenizer = CHAR if end else Tokenizer(CHAR.inner, eos=None)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 
 from onward.base import fields
-from onward.base.arguments import Range, checked, explained
+from onward.base.arguments import Range, checked, explained, shown
 from onward.base.errors import UserError
 from onward.base.files import file_sha256, read_json
 
@@ -51,9 +51,15 @@ class Tokens:
     @classmethod
     @checked
     def of(cls, ids: np.ndarray, ends: np.ndarray | None = None) -> "Tokens":
-        """Make Tokens from ids in memory. `ends`: the index after each document's last token (default: one
-        document)."""
-        ends_of_documents = np.array([len(ids)] if ends is None else ends, np.uint64)
+        """Make Tokens from ids (N,) in memory. `ends`: the index after each document's last token, ascending (default:
+        one document). Raises a UserError for ids that are negative or no integers, and for other ends."""
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.dtype.kind == "i" and (ids < 0).any()):
+            raise UserError(f"ids are {ids.dtype} {ids.shape}: give token ids (N,), integers from 0")
+        ends = np.array([len(ids)]) if ends is None else ends
+        integers = ends.ndim == 1 and (ends.dtype.kind in "iu" or not ends.size)
+        if not integers or (np.diff(ends.astype(np.int64), prepend=0, append=len(ids)) < 0).any():
+            raise UserError(f"ends are {shown(ends)}: give ascending integers (N,) from 0 to {len(ids)}")
+        ends_of_documents = ends.astype(np.uint64)
         return cls([Span(lambda: ids, lambda: ends_of_documents, 0, len(ids), opens=True)])
 
     @classmethod
