@@ -99,7 +99,7 @@ def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_loss_falls_on_a_batch_that_is_repeated(precision: str) -> None:
+def test_loss_falls_on_a_batch_that_is_repeated(precision: Any) -> None:
     model, batch = fresh(), windows(4)
     trainer = Trainer(model, adamw(model), lambda _: 1e-2, StepConfig(clip=1.0, precision=precision))
     steps = list(trainer.train([StepPlan([batch])] * 60))
@@ -156,7 +156,7 @@ def test_step_config_refuses_unknown_precisions_and_negative_limits(wrong: dict[
 
 
 def test_mean_loss_refuses_an_unknown_precision() -> None:
-    with pytest.raises(UserError, match=r"^precision is 'fp8': it takes"):
+    with pytest.raises(UserError, match=r"^precision is 'fp8': it must be"):
         mean_loss(fresh(), [windows(1)], "fp8")
 
 

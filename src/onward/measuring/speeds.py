@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 
@@ -13,8 +12,7 @@ from onward.measuring.generation import MachineLimits, Precision, Speed, measure
 from onward.measuring.training import TrainingSpeed, measure_training
 from onward.planning.machine import peak_flops, read_bandwidth
 
-# precisions in which training computes matmuls, by dtype
-TRAINED: dict[str, Literal["fp32", "bf16"]] = {"float32": "fp32", "bfloat16": "bf16"}
+TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # names of the dtypes in which training computes matmuls
 VOCABULARY = 4096  # vocabulary size of a training preset
 TOKENS = 128  # default number of tokens of the prompt and of the answer, if they fit into the context
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -91,7 +91,7 @@ class TrainingSpeed:
 
 def measure_training(
     model: Decoder,
-    precision: Precision,
+    precision: str,
     batch: int,
     context: int,
     *,
@@ -113,7 +113,7 @@ def measure_training(
         model,
         parts,
         lambda step: 1e-5,
-        StepConfig(1.0, precision),
+        StepConfig(1.0, cast(Precision, precision)),
         wrap=lambda module: TimedForward(module, watch),
     )
     trainer.watch = watch

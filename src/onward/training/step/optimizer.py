@@ -53,8 +53,10 @@ def optimizers(
         roots = {name: rate**0.5 for name, rate in rates.items()}
         groups = parameter_groups(hidden, weight_decay, roots)
         cls = NorMuon if name == "normuon" else Muon
-        muon = [cls(groups, learning_rate, weight_decay, betas[0], processes=processes)] if groups else []
-        return [*muon, adamw(rest, learning_rate, weight_decay, betas, rates)] if rest else muon
+        made: list[torch.optim.Optimizer] = []
+        if groups:
+            made.append(cls(groups, learning_rate, weight_decay, betas[0], processes=processes))
+        return [*made, adamw(rest, learning_rate, weight_decay, betas, rates)] if rest else made
     library: Any = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(library).parameters else {}
     try:

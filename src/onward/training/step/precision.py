@@ -5,16 +5,17 @@ from typing import Literal
 
 import torch
 
-from onward.base.arguments import explained
+from onward.base.errors import UserError
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@explained
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return a context manager for matrix products in "bf16" or "fp16"; in "fp32", they use the dtype of the weights.
     Raises a UserError for other precisions."""
+    if precision not in ("fp32", *DTYPES):
+        raise UserError(f"precision is {precision!r}: it must be fp32, bf16 or fp16")
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, DTYPES[precision])
 
 
