@@ -106,7 +106,7 @@ def sequences() -> torch.Tensor:
     return torch.randint(256, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
 
 
-def ours(task: str, folder: str, steps: int, precision: str) -> Iterator[float]:
+def ours(task: str, folder: str, steps: int, precision: Any) -> Iterator[float]:
     lm = onward.load(folder)
     if task == "lora":
         onward.add_lora(lm.model, onward.LoRA(16))

@@ -1,6 +1,8 @@
 """Models with their tokenizers: generation, scoring, evaluation and saving."""
 
+import copy
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,53 @@ def test_generate_returns_a_text_for_a_text_and_a_list_for_a_list(lm: LanguageMo
     assert isinstance(one, str)
     assert lm.generate(["The cat", "A dog"], 12, temperature=0) == [one, lm.generate("A dog", 12, temperature=0)]
     assert lm.generate([], 12) == []
+
+
+CALLS: dict[str, Callable[[LanguageModel], object]] = {
+    "generate": lambda lm: lm.generate("The cat", 3),
+    "stream": lambda lm: [*lm.stream("The cat", 3)],
+    "beam_search": lambda lm: lm.beam_search("The cat", 3, beams=2),
+    "score": lambda lm: lm.score("The cat sat."),
+    "evaluate": lambda lm: lm.evaluate("The cat sat."),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_calls_run_without_dropout_and_restore_the_mode_of_each_module(
+    lm: LanguageModel, call: Callable[[LanguageModel], object]
+) -> None:
+    model = copy.deepcopy(lm.model).train()
+    model.blocks[0].eval()
+    before, modes = [module.training for module in model.modules()], []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    call(LanguageModel(model, lm.tokenizer))
+    assert modes
+    assert not any(modes)
+    assert [module.training for module in model.modules()] == before
+
+
+def streamed(lm: LanguageModel) -> Iterator[object]:
+    return lm.stream("The cat", 9)
+
+
+def run(lm: LanguageModel) -> Iterator[object]:
+    engine = lm.engine()
+    engine.add(onward.Request([1, 2, 3], max_new_tokens=9, sampling=onward.Sampling(temperature=0)))
+    return engine.run()
+
+
+@pytest.mark.parametrize("begin", [streamed, run])
+def test_a_stream_that_waits_leaves_the_mode_of_the_model_to_the_caller(
+    lm: LanguageModel, begin: Callable[[LanguageModel], Any]
+) -> None:
+    model = copy.deepcopy(lm.model).train()
+    stream = begin(LanguageModel(model, lm.tokenizer))
+    next(stream)
+    assert model.training
+    model.eval()
+    stream.close()
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 3}, {"top_p": 0.9, "seed": 1}])

@@ -131,6 +131,11 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a list of tokens": (lambda lm: lm.model([[1, 2]]), "tokens are list: give a tensor of ids"),
     "vectors without a width": (lambda lm: lm.model(torch.zeros(1, 2)), r"tokens are float32 \(1, 2\)"),
     "no tokens": (lambda lm: lm.model(torch.zeros(1, 0, dtype=torch.long)), "at least one token"),
+    "no rows": (lambda lm: lm.model(torch.zeros(0, 3, dtype=torch.long)), r"int64 \(0, 3\): give at least one row"),
+    "no windows": (
+        lambda lm: onward.Windows([onward.Tokens.of(np.arange(9))], 4, 0).read([]),
+        "batch without windows",
+    ),
     "positions without rows": (
         lambda lm: lm.model(torch.tensor([[1, 2]]), torch.tensor([0, 1])),
         r"positions are int64 \(2,\)",

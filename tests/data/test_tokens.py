@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from onward import Tokenizer, Tokens, UserError, train_tokenizer
 from onward.data import encode, load_tokens
+from onward.data.encoding import PASSAGE_CHARS
 from onward.data.prepare import Cleaning, prepare
-from onward.data.tokens import PASSAGE_CHARS, is_prepared
+from onward.data.tokens import is_prepared
 
 CHAR = train_tokenizer("char", ["abc\n"])
 SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # lengths of the documents of each source
@@ -38,6 +39,18 @@ def test_tokens_of_several_sources_know_where_documents_begin(
     assert joined.starts(0, len(joined)).tolist() == sorted({*here, 0} if len(joined) else here), (
         "a document begins with each source"
     )
+
+
+@pytest.mark.parametrize("ids", [np.zeros(4), np.array([1, -1]), np.zeros((2, 2), int), np.array(["a"])], ids=str)
+def test_ids_that_are_no_sequence_of_token_ids_are_refused(ids: np.ndarray) -> None:
+    with pytest.raises(UserError, match=r"^ids are .*: give token ids \(N,\)"):
+        Tokens.of(ids)
+
+
+@pytest.mark.parametrize("ends", [[3, 2], [5], [-1, 4], [1.0, 4.0], [[4]]], ids=str)
+def test_ends_of_documents_that_are_not_ascending_indices_are_refused(ends: list) -> None:
+    with pytest.raises(UserError, match=r"^ends are .*: give ascending integers .* from 0 to 4$"):
+        Tokens.of(np.arange(4), np.array(ends))
 
 
 @pytest.mark.parametrize("end", [CHAR.eos_id, None])

@@ -14,7 +14,8 @@ from onward import Batch, Tokens, UserError, ValidationWindows, Windows
 from onward.data import IGNORE_INDEX
 from onward.data.curricula import BLOCK
 from onward.data.tokens import Span
-from onward.data.windows import SHIFTING, hashed, permuted, take
+from onward.data.windows import SHIFTING, hashed, permuted
+from onward.training.step.plans import take
 
 SIZES = st.tuples(st.integers(2, 400), st.integers(1, 40)).filter(lambda s: s[0] > s[1])
 LENGTHS = st.lists(st.integers(1, 30), min_size=2, max_size=12)  # lengths of documents in tokens

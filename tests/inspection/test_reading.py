@@ -114,6 +114,18 @@ def test_rare_words_first_tokens_and_labeled_pairs_have_their_scores(model: onwa
         head_roles(model, text, pairs={"later": [(1, 3)]}, length=4)
 
 
+def test_roles_do_not_depend_on_the_default_dtype(model: onward.Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = [1, 2, 1, 3]
+    wanted = head_roles(model, text, pairs={"one": [(3, 1)]}, length=4).scores
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = head_roles(model, text, pairs={"one": [(3, 1)]}, length=4).scores
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name].double(), wanted[name].double(), atol=1e-6) for name in wanted)
+
+
 def test_layers_without_attention_weights_have_no_heads_to_score() -> None:
     found = head_roles(decoder(DECODERS["gated delta"]), [1, 2, 3], length=4)
     assert all((scores[[0, 2, 3]] == -1).all() and (scores[1] > -1).all() for scores in found.scores.values())

@@ -51,7 +51,7 @@ DECODING = {  # decoder, rows, and dtype
 }
 
 
-def train(config: DecoderConfig, rows: int, precision: str) -> None:
+def train(config: DecoderConfig, rows: int, precision: Any) -> None:
     """Run three steps; the first one allocates the optimizer state."""
     model = onward.Decoder(config)
     choose_backend(model, "loop")

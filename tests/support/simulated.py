@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -167,7 +167,7 @@ def simulated(
     rows: int,
     length: int,
     *,
-    precision: str = "bf16",
+    precision: Literal["fp32", "bf16"] = "bf16",
     optimizer: str = "adamw",
     recompute: bool = False,
     stage: int = 0,

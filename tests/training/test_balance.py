@@ -1,6 +1,8 @@
 """The balance of experts: an auxiliary loss, routing biases, and the counts of assignments."""
 
 from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward import Decoder, Experts, Gated, Routing, SigmoidRouting, SoftmaxRouting
-from onward.training import Balance
+from onward import Batch, Decoder, Experts, Gated, Routing, SigmoidRouting, SoftmaxRouting, StepPlan, Trainer
+from onward.training import Balance, optimizers
 from onward.transforms import compile_blocks, recompute_blocks
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
@@ -154,6 +156,53 @@ def test_a_router_that_is_skewed_at_first_is_evened_out(router: Routing, skewed:
         loads = loads_in_training(model, watched(model, TRANSFORMS[way], loss=20 * amount, bias=amount), 40)
         assert loads[0] > 2.5  # the maximum is 3, if all tokens are assigned to the same two of six experts
         assert (sum(loads[-10:]) / 10 < 1.8) == even
+
+
+def trainer(router: Routing) -> Trainer:
+    model = mixture(router)
+    adamw = optimizers(model, "adamw", 1e-2, 0.1, (0.9, 0.99))
+    return Trainer(model, adamw, lambda step: 1e-2, balance=Balance(model, 0.5, 0.05))
+
+
+def plan(model: Decoder, seed: int) -> StepPlan:
+    tokens = torch.randint(model.config.vocab_size, (2, 9), generator=torch.Generator().manual_seed(seed))
+    return StepPlan([Batch(tokens[:, :-1], tokens[:, 1:])])
+
+
+def test_a_trainer_continues_with_the_routing_biases_of_its_state() -> None:
+    whole, first, second = (trainer(SigmoidRouting()) for _ in range(3))
+    plans = [plan(whole.model, seed) for seed in range(4)]
+    for one, own in (whole, plans), (first, plans[:2]):
+        assert len([*one.train(own)]) == len(own)
+    assert first.model.blocks[1].mlp.router.routing_bias.any()
+    second.load_state(deepcopy(first.state_dict()))
+    list(second.train(plans[2:]))
+    assert all(map(torch.equal, second.model.parameters(), whole.model.parameters()))
+
+
+def own_pass(one: Trainer) -> None:
+    one.model(token_ids(one.model.config))
+
+
+def interrupted_step(one: Trainer) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = one.model.norm.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        one.train_step(plan(one.model, 9))
+    hook.remove()
+
+
+@pytest.mark.parametrize("between", [own_pass, interrupted_step])
+@pytest.mark.parametrize("router", [SoftmaxRouting(), SigmoidRouting()])
+def test_only_the_forward_passes_of_a_step_are_balanced(router: Routing, between: Callable[[Trainer], None]) -> None:
+    plain, other, losses = trainer(router), trainer(router), []
+    for seed in range(2):
+        between(other)
+        losses.append([replace(one.train_step(plan(one.model, seed)), seconds=0.0) for one in (plain, other)])
+    assert all(own == another for own, another in losses)
+    assert all(map(torch.equal, other.model.parameters(), plain.model.parameters()))
 
 
 @pytest.mark.parametrize("name", ["llama", "no-output"])

@@ -1,5 +1,6 @@
 """Distillation: divergences of distributions, and students that learn from teachers."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 import onward
 from onward import FinetuneConfig, Run, UserError, train_tokenizer
@@ -27,6 +29,18 @@ def test_divergence_is_its_formula_in_fp64(mix: float) -> None:
     kl = lambda p, q: (p * np.log(p / q)).sum(-1)
     wanted = {0.0: kl(t, s), 1.0: kl(s, t)}.get(mix, mix * kl(t, m) + (1 - mix) * kl(s, m))
     np.testing.assert_allclose(divergence(logits[0], logits[1], mix).numpy(), wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
+def test_tokens_that_student_and_teacher_exclude_do_not_count(mix: float) -> None:
+    student, teacher = torch.randn(2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    student.requires_grad_()
+    s, t = (F.pad(logits, (0, 2), value=-math.inf) for logits in (student, teacher))
+    found = divergence(s, t, mix)
+    wanted = divergence(student, teacher, mix)
+    assert_close(found, wanted, 1e-12)
+    (got,), (gradient,) = (torch.autograd.grad(one.sum(), student) for one in (found, wanted))
+    assert_close(got, gradient, 1e-12)
 
 
 @pytest.mark.long

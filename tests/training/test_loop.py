@@ -14,7 +14,19 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from onward import Batch, Decoder, DecoderConfig, Experts, Gated, Step, StepConfig, StepPlan, Trainer, mean_loss
+from onward import (
+    Batch,
+    Decoder,
+    DecoderConfig,
+    Experts,
+    Gated,
+    Step,
+    StepConfig,
+    StepPlan,
+    Trainer,
+    UserError,
+    mean_loss,
+)
 from onward.data import IGNORE_INDEX
 from onward.kernels import causal, cross_entropy, fused, operations
 from onward.training import Average, Balance, CrossEntropy, optimizers
@@ -87,7 +99,7 @@ def test_clipping_bounds_the_gradient_and_reports_the_norm_before() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_loss_falls_on_a_batch_that_is_repeated(precision: str) -> None:
+def test_loss_falls_on_a_batch_that_is_repeated(precision: Any) -> None:
     model, batch = fresh(), windows(4)
     trainer = Trainer(model, adamw(model), lambda _: 1e-2, StepConfig(clip=1.0, precision=precision))
     steps = list(trainer.train([StepPlan([batch])] * 60))
@@ -95,6 +107,63 @@ def test_loss_falls_on_a_batch_that_is_repeated(precision: str) -> None:
     assert steps[-1].loss < 0.5
     assert [s.step for s in steps] == list(range(1, 61))
     assert {s.tokens for s in steps} == {64}
+
+
+class Interrupted(CrossEntropy):
+    """The cross-entropy, interrupted once, in its call number `at`."""
+
+    at = 2
+
+    def __call__(self, model: Any, batch: Batch) -> Any:
+        type(self).at -= 1
+        if self.at == 0:
+            raise KeyboardInterrupt
+        return super().__call__(model, batch)
+
+
+def test_step_after_an_interrupted_step_has_only_its_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan = fresh(), StepPlan([windows(2), windows(3)])
+    wanted = [step.grad_norm for step in Trainer(model, adamw(model), lambda _: 1e-2).train([plan] * 2)]
+    monkeypatch.setattr(Interrupted, "at", 2)
+    model = fresh()
+    trainer = Trainer(model, adamw(model), lambda _: 1e-2, loss=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_step(plan)
+    assert model.embed.weight.grad is not None, "the first batch has gradients"
+    assert [step.grad_norm for step in trainer.train([plan] * 2)] == wanted
+
+
+def test_gradients_from_outside_a_step_do_not_enter_it() -> None:
+    def norms(zero: Callable[[Decoder], object]) -> list[float]:
+        model, plan, found = fresh(), StepPlan([windows(4)]), []
+        parts = [*model.blocks.parameters()], [*model.embed.parameters()]
+        trainers = [Trainer(model, [torch.optim.SGD(part, lr=0.1)], lambda _: 0.1) for part in parts]
+        for trainer in trainers * 2:
+            CrossEntropy()(model, windows(1))[0].backward()
+            zero(model)
+            found.append(trainer.train_step(plan).grad_norm)
+            assert all(p.grad is None for p in model.parameters())
+        return found
+
+    assert norms(lambda model: None) == norms(Decoder.zero_grad)
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "bfloat16"}, {"precision": "fp8"}, {"clip": -1.0}, {"clip": math.nan}])
+def test_step_config_refuses_unknown_precisions_and_negative_limits(wrong: dict[str, Any]) -> None:
+    [name] = wrong
+    with pytest.raises(UserError, match=f"^{name} is .*: it "):
+        StepConfig(**wrong)
+
+
+def test_mean_loss_refuses_an_unknown_precision() -> None:
+    with pytest.raises(UserError, match=r"^precision is 'fp8': it must be"):
+        mean_loss(fresh(), [windows(1)], "fp8")
+
+
+def test_step_without_batches_is_refused() -> None:
+    model = fresh()
+    with pytest.raises(UserError, match="step without batches"):
+        Trainer(model, adamw(model), lambda _: 1e-2).train_step(StepPlan([]))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

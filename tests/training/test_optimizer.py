@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward import Batch, Decoder, UserError
+from onward import Batch, Decoder, LoRA, UserError, add_lora
 from onward.checkpoint.saves.state import restore, training_tensors
 from onward.training import CrossEntropy, optimizers
 from onward.training.step.muon import Muon
@@ -125,6 +125,27 @@ def test_muon_moves_the_matrices_inside_the_blocks_and_adamw_the_rest() -> None:
         *(f"mlp.{name}" for name in ("router.weight", "gate", "up", "down")),
     }
     assert (type(muon), type(adamw)) == (Muon, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("name", ["muon", "normuon"])
+def test_muon_alone_trains_low_rank_adapters(name: str) -> None:
+    model = decoder(DECODERS["llama"])
+    add_lora(model, LoRA(rank=2))
+    [muon] = make(model, name)
+    assert {*muon.param_groups[0]["params"]} == {p for p in model.parameters() if p.requires_grad}
+
+
+def test_muon_without_matrices_of_blocks_leaves_the_parameters_to_adamw() -> None:
+    model = decoder(DECODERS["llama"])
+    model.blocks.requires_grad_(False)
+    [adamw] = make(model, "muon")
+    assert isinstance(adamw, torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_without_trainable_parameters_has_no_optimizer(name: str) -> None:
+    with pytest.raises(UserError, match="all parameters are frozen"):
+        make(decoder(DECODERS["llama"]).requires_grad_(False), name)
 
 
 def test_muon_moves_no_taps_of_convolutions() -> None:

@@ -276,3 +276,21 @@ def test_group_of_equal_rewards_gives_no_gradient() -> None:
     for advantages in group_advantages(equal, 3), leave_one_out(equal, 3):
         loss, _ = clipped((logprobs - old).exp(), advantages[:, None], 0.2, 0.2)
         assert not torch.autograd.grad(loss.sum(), logprobs)[0].any()
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_the_advantage_of_a_single_completion_is_0(scale: Any) -> None:
+    assert group_advantages(torch.tensor([0.3]), 1, scale).tolist() == [0.0]
+    assert group_advantages(torch.tensor([0.3, 2.0]), 1, scale).tolist() == [0.0, 0.0]
+
+
+def test_whole_numbers_are_rewards() -> None:
+    rewards = torch.tensor([1, 0, 2, 2])
+    assert torch.equal(group_advantages(rewards, 2), group_advantages(rewards.float(), 2))
+
+
+def test_kl_estimate_is_never_negative_and_exact_near_0() -> None:
+    difference = torch.logspace(-8, 0, 100) * torch.tensor([1, -1]).repeat(50)
+    found, exact = (kl_estimate(torch.zeros_like(x), x) for x in (difference, difference.double()))
+    assert (found >= 0).all()
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-9)

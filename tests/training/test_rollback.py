@@ -1,6 +1,7 @@
 """A failed step: the run goes back to its newest save, and skips the windows of that step."""
 
 import json
+import math
 import threading
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -70,6 +71,23 @@ def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
     assert json.loads(line)["first_window"] in story_file.read_text()
     assert json.loads((saves(out)[-1] / "progress.json").read_text())["skipped"] == [[100, 104]]
     assert all(t.isfinite().all() for t in read_tensors(out / "model.safetensors").values())
+
+
+def test_a_run_that_goes_back_has_the_routing_biases_of_its_save(story_file: Path, tmp_path: Path) -> None:
+    experts = {"kind": "experts", "count": 4, "top_k": 2, "d_ff": 8, "router": {"kind": "sigmoid"}, "backend": "loop"}
+    model = {"d_model": 16, "n_layers": 2, "n_heads": 2, "context_length": 16, "mlp": experts}
+    settings = {"model": model, "steps": 4, "validate_every": 2, "average": 0.9}
+    harm = Harm(lambda model: model.embed.weight.fill_(math.nan), {12})  # in step 4
+    run = Run.start(config(story_file, tmp_path / "run", **settings), loss=harm)
+    biases = {}
+    for event in run.train():
+        now = {name: p.clone() for name, p in run.model.named_parameters() if "routing_bias" in name}
+        if isinstance(event, Rollback):
+            break
+        biases[event.step] = now
+    assert event.step == 2
+    assert all(torch.equal(now[name], bias) for name, bias in biases[2].items())
+    assert not all(torch.equal(biases[3][name], bias) for name, bias in biases[2].items())
 
 
 @pytest.mark.long

@@ -34,7 +34,6 @@ from onward.generation.prompts import Prompt, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.attachments import ATTACHMENTS
-from onward.model.decoder import without_dropout
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -362,7 +361,7 @@ def streamed(lm: LanguageModel, prompt: Prompt, keywords: Mapping[str, object]) 
     options, rest = split(keywords, EngineKeywords, DEFAULT)
     if options.n > 1:
         raise UserError(f"Cannot stream {options.n} answers at the same time: leave out n")
-    with lent(lm, 1, rest) as engine, without_dropout(lm.model):
+    with lent(lm, 1, rest) as engine:
         [(request, answer)] = submit(engine, lm.text(), [prompt], options).items()
         while engine.busy:
             engine.advance()

@@ -23,6 +23,7 @@ from onward.base.files import atomic_write, file_sha256, flush, read_json, write
 from onward.base.workers import available_cores
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, Verdicts, write_array
+from onward.data.encoding import id_dtype
 from onward.data.formats import SIZES, PieceSizes
 from onward.data.preparation import Preparation, WorkUnit
 from onward.data.prepare import (
@@ -38,7 +39,7 @@ from onward.data.prepare import (
 from onward.data.progress import Measured, Progress, silent
 from onward.data.reading import READING, Reading
 from onward.data.sources import Source, check_sources, download_corpora, is_stream
-from onward.data.tokens import TokenData, id_dtype, load_tokens
+from onward.data.tokens import TokenData, load_tokens
 from onward.text.tokenizer import Tokenizer
 from onward.text.training import train_tokenizer
 

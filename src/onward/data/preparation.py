@@ -14,6 +14,7 @@ from onward.base.errors import UserError
 from onward.base.files import atomic_write, file_sha256, write_json
 from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, fingerprint, signature, write_array
+from onward.data.encoding import encode, id_dtype
 from onward.data.extraction.extract import Extraction
 from onward.data.filters import failed_filter
 from onward.data.formats import PieceSizes, SourcePiece
@@ -25,7 +26,6 @@ from onward.data.sources import (
     pieces,
     provenance,
 )
-from onward.data.tokens import encode, id_dtype
 from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer
 

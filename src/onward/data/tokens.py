@@ -17,17 +17,13 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 
 from onward.base import fields
-from onward.base.arguments import Range, checked, explained
+from onward.base.arguments import Range, checked, explained, shown
 from onward.base.errors import UserError
 from onward.base.files import file_sha256, read_json
-from onward.data.formats import split
-from onward.text.fast import Encoder, encoder
-from onward.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 INDEX = "data.json"
 MOST = 2**62  # maximum of any count
-PASSAGE_CHARS = 1 << 18  # approximate number of characters encoded at a time
 
 
 @dataclass(frozen=True)
@@ -55,9 +51,15 @@ class Tokens:
     @classmethod
     @checked
     def of(cls, ids: np.ndarray, ends: np.ndarray | None = None) -> "Tokens":
-        """Make Tokens from ids in memory. `ends`: the index after each document's last token (default: one
-        document)."""
-        ends_of_documents = np.array([len(ids)] if ends is None else ends, np.uint64)
+        """Make Tokens from ids (N,) in memory. `ends`: the index after each document's last token, ascending (default:
+        one document). Raises a UserError for ids that are negative or no integers, and for other ends."""
+        if ids.ndim != 1 or ids.dtype.kind not in "iu" or (ids.dtype.kind == "i" and (ids < 0).any()):
+            raise UserError(f"ids are {ids.dtype} {ids.shape}: give token ids (N,), integers from 0")
+        ends = np.array([len(ids)]) if ends is None else ends
+        integers = ends.ndim == 1 and (ends.dtype.kind in "iu" or not ends.size)
+        if not integers or (np.diff(ends.astype(np.int64), prepend=0, append=len(ids)) < 0).any():
+            raise UserError(f"ends are {shown(ends)}: give ascending integers (N,) from 0 to {len(ids)}")
+        ends_of_documents = ends.astype(np.uint64)
         return cls([Span(lambda: ids, lambda: ends_of_documents, 0, len(ids), opens=True)])
 
     @classmethod
@@ -166,50 +168,6 @@ class TokenData:
     records: tuple[SourceRecord, ...]  # records of the sources
     index: Index
     folder: Path
-
-
-def id_dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
-    return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
-
-
-def encode(
-    tokenizer: Tokenizer, documents: Iterable[str], encode_batch: Encoder | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token, if there is one.
-    Also returns the index after each document's last token, (documents,) uint64.
-
-    A document of more than PASSAGE_CHARS characters is encoded in passages that end, if possible, at line breaks; the
-    ids stay the same if `Tokenizer.pieces` is exact. `encode_batch` is by default the tokenizer's fastest encoder.
-    """
-    encode_batch = encode_batch or encoder(tokenizer)
-    dtype = np.dtype(id_dtype(tokenizer))
-    end = np.array([] if tokenizer.eos_id is None else [tokenizer.eos_id], dtype)
-    ids, ends, count = [end[:0]], [], 0
-    for group in document_groups(documents):
-        parts = []
-        for passage, (_, last) in zip(encode_batch([text for text, _ in group]), group):
-            parts += [passage.astype(dtype), end] if last else [passage.astype(dtype)]
-            count += len(passage) + len(end) * last
-            ends += [count] * last
-        ids.append(np.concatenate(parts))
-    return np.concatenate(ids), np.array(ends, np.uint64)
-
-
-def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield lists of (passage, whether it ends its document), of about PASSAGE_CHARS characters each, to bound the
-    memory of encoding."""
-    group: list[tuple[str, bool]] = []
-    size = 0
-    for text in documents:
-        *before, last = split(text, PASSAGE_CHARS)
-        for passage in (*((part, False) for part in before), (last, True)):
-            group.append(passage)
-            size += len(passage[0])
-            if size >= PASSAGE_CHARS:
-                yield group
-                group, size = [], 0
-    if group:
-        yield group
 
 
 def is_prepared(folder: str | Path) -> bool:

@@ -6,7 +6,6 @@ Shapes: B windows, T context_length.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, islice
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -129,6 +128,8 @@ class Windows:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return the windows with these numbers as a batch; numbers continue beyond the first epoch. The batch's
         dropout seed is a function of the seed and the first number."""
+        if not len(numbers):
+            raise UserError("Cannot read a batch without windows: give at least one number")
         rank = np.array(numbers)
         source, rank = self.mixture.locate(rank) if self.mixture else (np.zeros_like(rank), rank)
         windows = self.counts[source]
@@ -217,11 +218,3 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
         x = np.where(outside, row * width + column, x)
         outside = x >= size
     return x
-
-
-def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return the numbers of the next `number` windows from `position` on, without the half-open ranges `skipped`, and
-    the position after them."""
-    left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
-    taken = list(islice(left, number))
-    return taken, taken[-1] + 1 if taken else position

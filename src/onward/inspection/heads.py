@@ -123,7 +123,7 @@ def head_roles(
     if tokens is not None:
         rarity = rarity_of(tokens)
         for _, weights in weights_of(model, as_row(model, tokens)):
-            w = weights[0].float().cpu()
+            w = weights[0].cpu().to(rarity.dtype)
             uniform = rarity.cumsum(0) / torch.arange(1, len(tokens) + 1)
             rows.setdefault("rare", []).append(((w @ rarity) - uniform).mean(-1))
             for name, token_pairs in (pairs or {}).items():

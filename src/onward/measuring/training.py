@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from onward.planning.machine import wait
 from onward.planning.parameters import parameters
 from onward.training.presets import decoder
 from onward.training.step.optimizer import optimizers
+from onward.training.step.precision import Precision
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 WARM_UP = 2  # number of steps that are not counted
@@ -112,7 +113,7 @@ def measure_training(
         model,
         parts,
         lambda step: 1e-5,
-        StepConfig(1.0, precision),
+        StepConfig(1.0, cast(Precision, precision)),
         wrap=lambda module: TimedForward(module, watch),
     )
     trainer.watch = watch

@@ -150,9 +150,9 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
     if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
         vectors = f"vectors (B, T, {config.d_embed}) in place of their embeddings"
         raise UserError(f"tokens are {described(tokens)}: give ids (B, T) as int64, or {vectors}")
-    if tokens.size(1) < 1:
-        raise UserError(f"tokens are {described(tokens)}: give at least one token in each row")
-    if is_ids and tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+    if not tokens.numel():
+        raise UserError(f"tokens are {described(tokens)}: give at least one row, and at least one token in each row")
+    if is_ids and tokens.device.type == "cpu" and not torch.compiler.is_compiling():
         least, greatest = tokens.aminmax()
         check_ids(int(least), int(greatest), config)
 
@@ -204,12 +204,12 @@ def described(value: object) -> str:
 
 @contextmanager
 def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards."""
-    training = model.training
+    """Put a model into evaluation mode inside the `with` block, and restore the mode of each module afterwards."""
+    training = [module for module in model.modules() if module.training] if model.training else []
     if training:
         model.eval()
     try:
         yield
     finally:
-        if training:
-            model.train()
+        for module in training:
+            module.training = True

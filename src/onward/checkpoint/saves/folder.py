@@ -55,11 +55,12 @@ def by_file(
     tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor], average: torch.dtype | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return (tensors of the model's file, tensors of the state's file). `average` is the dtype of weight averages, to
-    which frozen parameters are converted, since the model's file has one dtype."""
+    which parameters without an average are converted, since the model's file has one dtype."""
     own, averages = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
     # the model's file has the averages, if any, and the state's file the weights with which training continues
-    weights = {**{name: t.to(average or t.dtype) for name, t in frozen.items()}, **own, **averages}
-    in_model = {f"average/{name}" for name in averages} | {f"weight/{name}" for name in own if name not in averages}
+    own = {name: t for name, t in own.items() if name not in averages}
+    weights = {**{name: t.to(average or t.dtype) for name, t in {**frozen, **own}.items()}, **averages}
+    in_model = {f"average/{name}" for name in averages} | {f"weight/{name}" for name in own}
     return weights, {name: tensor for name, tensor in tensors.items() if name not in in_model}
 
 

@@ -79,6 +79,7 @@ def newest_state(
         if name in frozen:
             parameter.requires_grad_(False)
             parameter.data = parameter.data.to(next(iter(dtypes), parameter.dtype))
+            tensors[f"weight/{name}"] = parameter.data  # a step may have changed it: a routing bias
         elif (weight := tensors.get(f"weight/{name}")) is not None:
             tensors[f"average/{name}"] = parameter.data
             parameter.data = weight.to(device, copy=True)

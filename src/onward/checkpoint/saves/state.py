@@ -31,7 +31,7 @@ class TrainerState:
                                number/KEY/OPTIMIZER.GROUP
 
     Except those of losses, the names do not depend on how many processes train: a divided parameter (DTensor) has one
-    entry. Frozen parameters have a weight/ entry only if their values in the model are deferred.
+    entry. Frozen parameters have a weight/ entry if they are routing biases that a Balance changes, or in a SavedState.
     """
 
     tensors: Mapping[str, Tensor]

@@ -157,9 +157,8 @@ class Engine:
     def run(self) -> Iterator[tuple[Request, int]]:
         """Run steps until every request is done, and yield (request, token) for each generated token except stop
         tokens."""
-        with without_dropout(self.model):  # set once here rather than in every step
-            while self.busy:
-                yield from self.step()
+        while self.busy:
+            yield from self.step()
 
     def finish(self) -> None:
         """Run steps until every request is done. Between steps, the engine checks the model for changes only after a

@@ -18,8 +18,9 @@ from torch import nn
 
 from onward.base.errors import UserError
 from onward.checkpoint.load import load_model, open_source
+from onward.data.encoding import encode
 from onward.data.sources import documents
-from onward.data.tokens import Tokens, encode, is_prepared, load_tokens
+from onward.data.tokens import Tokens, is_prepared, load_tokens
 from onward.hub.folder import is_model, locate
 from onward.inspection.doctor.corpus import Corpus
 from onward.inspection.doctor.subject import About, Subject

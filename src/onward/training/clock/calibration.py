@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from onward.training.inputs.texts import Inputs
 from onward.training.step.build import build_trainer, choose_backend, open_experts
 from onward.training.step.loss import CrossEntropy, Loss
 from onward.training.step.plans import Planner
+from onward.training.step.precision import Precision
 from onward.training.step.schedule import ENDED_BY_CLOCK, extent
 from onward.training.step.trainer import StepPlan, Trainer
 from onward.training.step.validation import validate
@@ -137,7 +138,7 @@ def fastest_options(
     return replace(config, **chosen)
 
 
-def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]:
+def precisions_of(device: torch.device) -> list[Precision]:
     """List the precisions to try on a device: fp32, and bf16 or fp16 if the hardware computes matrix products in it."""
     if device.type == "cuda":
         return ["fp32", "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"]
@@ -145,7 +146,7 @@ def precisions_of(device: torch.device) -> list[Literal["fp32", "bf16", "fp16"]]
     return ["fp32", "bf16"] if device.type == "cpu" and any(has() for has in hardware) else ["fp32"]
 
 
-def one_step(trainer: Trainer, plan: StepPlan, precision: str, backend: str) -> None:
+def one_step(trainer: Trainer, plan: StepPlan, precision: Precision, backend: str) -> None:
     """Make one optimizer step on the batches of `plan` with a precision and a backend of experts, so that a caller can
     time it."""
     choose_backend(trainer.model, backend)

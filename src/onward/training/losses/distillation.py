@@ -35,10 +35,11 @@ def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
     - mix) student (Agarwal et al. 2024, equation 1).
     """
     s, t = (x.log_softmax(-1) for x in (student, teacher))
-    kl = lambda p, q: (p.exp() * (p - q)).sum(-1)
+    kl = lambda p, q: (p.exp() * (p - q).masked_fill(p == -math.inf, 0)).sum(-1)  # tokens of probability 0 add 0
     if mix in (0, 1):
         return kl(s, t) if mix else kl(t, s)
-    m = torch.logaddexp(s + math.log1p(-mix), t + math.log(mix))
+    lowest = torch.finfo(s.dtype).min  # the gradient of logaddexp is NaN where both are -inf
+    m = torch.logaddexp(s.clamp(min=lowest) + math.log1p(-mix), t.clamp(min=lowest) + math.log(mix))
     return mix * kl(t, m) + (1 - mix) * kl(s, m)
 
 

@@ -22,10 +22,12 @@ def group_advantages(rewards: Tensor, group: int, scale: AdvantageScale = "group
     """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group; a group is `group` consecutive
     completions of one prompt. They are divided by the standard deviation of the group's rewards or, with `scale`
     "batch", of all rewards; `scale` "none" does not divide them. A group of equal rewards has advantages of 0."""
+    rewards = rewards if rewards.is_floating_point() else rewards.float()
     grouped = rewards.view(-1, group)
     advantages = grouped - grouped.mean(1, keepdim=True)
     if scale != "none":
-        deviation = grouped.std(1, keepdim=True) if scale == "group" else rewards.std()
+        part = grouped if scale == "group" else rewards[None]
+        deviation = part.std(1, keepdim=True, correction=min(1, part.size(1) - 1))  # of a single reward: 0
         advantages = advantages / (deviation + EPSILON)
     return advantages.view(-1)
 
@@ -41,7 +43,7 @@ def kl_estimate(logprobs: Tensor, reference: Tensor) -> Tensor:
     """Return an estimate of KL(policy, reference) at each token, at least 0: exp(r - p) - (r - p) - 1, from the
     log-probabilities of the token under the policy (p, `logprobs`) and the reference (r), (N, T)."""
     difference = reference - logprobs
-    return difference.exp() - difference - 1
+    return (difference.expm1() - difference).clamp(min=0)  # rounding may give less than 0
 
 
 def clipped(

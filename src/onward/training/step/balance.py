@@ -101,8 +101,15 @@ class Balance:
                 if self.processes:
                     bias, change = self.processes.local(bias), self.processes.part_of(change, bias)
                 bias.add_(change, alpha=self.bias)
-            counts.zero_()
+        self.clear()
         return figures
+
+    def clear(self) -> None:
+        """Forget all forward passes since the last `step`."""
+        self.assignments.clear()
+        self.shares.clear()
+        for counts in self.counts:
+            counts.zero_()
 
     def loads(self) -> dict[str, float]:
         """Return, as `expert_load/LAYER` for each layer with experts, the largest count of an expert divided by the
@@ -114,6 +121,11 @@ class Balance:
         loads = [own.get(layer, 0.0) for layer in self.layers]
         loads = self.processes.sum_of_stages(loads) if self.processes else loads
         return {f"expert_load/{layer}": load for layer, load in zip(self.layers, loads)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the routing biases that `step` changes, named as in a TrainerState."""
+        biased = {layer: router for layer, router in self.routers.items() if self.bias and is_biased(router)}
+        return {f"weight/blocks.{layer}.mlp.router.routing_bias": one.routing_bias for layer, one in biased.items()}
 
 
 def is_biased(router: nn.Module) -> bool:

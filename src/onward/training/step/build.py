@@ -35,6 +35,7 @@ def build_trainer(
     fill: Callable[[Decoder], object] = lambda model: None,
 ) -> Trainer:
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
+    The precision "auto", which runs replace by the fastest one, is fp32 here.
 
     Changes the model in place, as configured: sets the backend of its experts, compiles its blocks, and makes them
     recompute activations. The `processes` (None: a single process) replicate or shard its parameters; `fill` is then
@@ -57,7 +58,7 @@ def build_trainer(
         model,
         optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates, processes),
         learning_rate(c, peak),
-        StepConfig(c.clip, c.precision),
+        StepConfig(c.clip, "fp32" if c.precision == "auto" else c.precision),
         loss=loss,
         balance=balance(c, model, processes),
         average=Average(model, c.average) if c.average else None,

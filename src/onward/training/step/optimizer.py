@@ -27,12 +27,12 @@ def optimizers(
     rates: Mapping[str, float] = {},
     processes: "Processes | None" = None,
 ) -> list[torch.optim.Optimizer]:
-    """Make the optimizers for a decoder's trainable parameters: a list of one or two.
+    """Make the optimizers for a decoder's trainable parameters: a list of one or two, each with parameters.
 
     `name` is "adamw" (Loshchilov and Hutter 2019); "muon" or "normuon", with AdamW for embeddings, head and vectors;
     or "module:Class", any torch.optim.Optimizer of a library. The first of `betas` is also Muon's momentum: in short
     runs, 0.9 leads to lower losses than 0.95, Muon's usual value. Weight decay applies to matrices and stacks of
-    matrices, not to vectors. Raises a UserError for any other name.
+    matrices, not to vectors. Raises a UserError for any other name, and if all parameters are frozen.
 
     `rates` are factors of AdamW's learning rate by parameter name (default 1), stored in the parameter groups as
     "rate". For matrices that Muon trains, the square root of the factor is used, since the spectral norm of Muon's
@@ -41,6 +41,10 @@ def optimizers(
     """
     every = processes.whole_parameters(model) if processes else dict(model.named_parameters())
     trained: dict[str, Tensor] = {name: p for name, p in every.items() if p.requires_grad}
+    if not trained:
+        raise UserError(
+            "Cannot make an optimizer, because all parameters are frozen: set requires_grad of some to True"
+        )
     if name == "adamw":
         return [adamw(trained, learning_rate, weight_decay, betas, rates)]
     if name in MATRIX_OPTIMIZERS:
@@ -49,8 +53,10 @@ def optimizers(
         roots = {name: rate**0.5 for name, rate in rates.items()}
         groups = parameter_groups(hidden, weight_decay, roots)
         cls = NorMuon if name == "normuon" else Muon
-        muon = cls(groups, learning_rate, weight_decay, betas[0], processes=processes)
-        return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
+        made: list[torch.optim.Optimizer] = []
+        if groups:
+            made.append(cls(groups, learning_rate, weight_decay, betas[0], processes=processes))
+        return [*made, adamw(rest, learning_rate, weight_decay, betas, rates)] if rest else made
     library: Any = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(library).parameters else {}
     try:

@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
 from typing import TypeVar
 
 import torch
 
 from onward.base.alone import Alone
-from onward.data.windows import Batch, TrainingWindows, take
+from onward.data.windows import Batch, TrainingWindows
 from onward.training.config import RunConfig
 from onward.training.step.trainer import StepPlan
 
@@ -57,3 +58,11 @@ def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T]:
             yield item  # type: ignore[misc]
     finally:
         thread.shutdown(cancel_futures=True)
+
+
+def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+    """Return the numbers of the next `number` windows from `position` on, without the half-open ranges `skipped`, and
+    the position after them."""
+    left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
+    taken = list(islice(left, number))
+    return taken, taken[-1] + 1 if taken else position

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 
 from onward.base.alone import Alone
 from onward.base.arguments import check_fields, checked, explained, named
+from onward.base.errors import UserError
 from onward.base.limits import keep_freed_memory
 from onward.checkpoint.saves.state import LOSS, TrainerState, copied_to, own_state, restore, training_tensors
+from onward.config.ranges import NotNegative
 from onward.data.windows import Batch
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
 from onward.training.step.health import Spikes, matrices, update_ratio
 from onward.training.step.loss import CrossEntropy, Loss, LossFunction, as_loss
-from onward.training.step.precision import autocast, grad_scaler
+from onward.training.step.precision import Precision, autocast, grad_scaler
 
 if TYPE_CHECKING:
     from onward.parallel.processes import Processes
@@ -60,8 +62,8 @@ class Step:
 class StepConfig:
     """The settings of an optimizer step: the limit of the gradient norm, and the precision."""
 
-    clip: float = 0.0  # maximum norm of the gradient; 0: no limit
-    precision: str = "fp32"  # precision of matrix products: fp32, bf16 or fp16
+    clip: NotNegative = 0.0  # maximum norm of the gradient; 0: no limit
+    precision: Precision = "fp32"  # precision of matrix products
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -157,9 +159,12 @@ class Trainer:
             self.model.train()
         before = [matrix.clone() for matrix in matrices(self.model, self.processes)] if plan.measure_update else []
         batches = self.loss.prepare(self.model, plan.batches)
+        if not len(batches):
+            raise UserError("Cannot make a step without batches: give the StepPlan at least one Batch")
         prepared = perf_counter() - start
-        reported, count = self.backward(batches)
-        mean = reported.pop("loss")
+        self.clear()  # an interrupted step or the caller may have left gradients and counts
+        figures, count = self.backward(batches)
+        mean = figures.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = self.clip_gradients()
@@ -172,11 +177,9 @@ class Trainer:
                 group["lr"] = rate * group.get("rate", 1.0)
             self.scaler.step(optimizer)
         self.scaler.update()
-        figures = reported
         if self.balance is not None:
             figures |= self.balance.step()
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
+        self.clear()  # frees memory until the next step
         seconds = perf_counter() - start
         if batches is not plan.batches:
             figures["rollout_share"] = prepared / seconds
@@ -221,6 +224,13 @@ class Trainer:
             reported.append(to_report)
         return reported
 
+    def clear(self) -> None:
+        """Drop all gradients and, of a model with experts, the assignments that were counted."""
+        for part in (self.model, *self.optimizers):  # an optimizer may also train parameters of a loss
+            part.zero_grad()
+        if self.balance is not None:
+            self.balance.clear()
+
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
         """Return a context manager for the backward pass of a batch; gradients are reduced only in that of the `last`
         batch."""
@@ -234,8 +244,7 @@ class Trainer:
 
     def clip_gradients(self) -> float:
         """Scale the gradients so that their norm is at most the limit, and return their norm before scaling."""
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        parameters = [p for group in groups for p in group["params"]]
+        parameters = [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
         if self.processes:
             return self.processes.clip_gradients(parameters, self.config.clip, self.model)
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -257,6 +266,7 @@ class Trainer:
         """Return the state that a trainer needs to continue exactly: the tensors (not copied) of the trainable
         parameters and optimizers, and numbers. All processes must call this together."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
+        tensors |= self.balance.state() if self.balance else {}
         of_loss = self.loss.state()
         if self.loss.of_batches:
             own = {name: tensor.cpu() for name, tensor in of_loss.items()}
