@@ -194,6 +194,7 @@ def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) 
     page.wait_for_timeout(300)
     page.keyboard.type("nucleus", delay=30)
     page.get_by_text("nucleus sampling draws", exact=False).first.wait_for(timeout=10_000)
+    assert not page.get_by_text("<").count()  # excerpts without tags
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
     for scheme in "light", "dark":
         page.emulate_media(color_scheme=scheme)
