@@ -23,6 +23,9 @@ OVERFLOWING = """() => [...document.querySelectorAll("article *")].filter(e => {
   return out && !e.closest("pre, table, p:has(> img:only-child), .md-typeset__scrollwrap, details:not([open])")
 }).map(e => e.outerHTML.slice(0, 99))"""
 
+BROKEN_FLAGS = """() => [...document.querySelectorAll(".flags code")].filter(e => e.getClientRects().length > 1)
+  .map(e => e.textContent)"""
+
 
 class Page(HTMLParser):
     """The ids, the links and the file addresses of a page."""
@@ -178,6 +181,7 @@ def test_pages_fit_the_window_and_axe_finds_nothing(turn: int, third: int, site:
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert not page.evaluate(OVERFLOWING), name
+        assert not page.evaluate(BROKEN_FLAGS), name
         assert not page.locator("figure.interactive:not(:has(.controls, .actions))").count(), name
         if name in EACH:
             found = axe.run(page, options={"preload": False}).response["violations"]
