@@ -34,7 +34,8 @@ def test_loss_svg_is_a_picture_with_a_background_in_light_and_dark(tmp_path: Pat
 
 def test_single_steps_are_named_where_the_curve_is_smoothed(tmp_path: Path) -> None:
     short, long = (write_loss_svg(write_run(tmp_path / f"{steps}", steps), 29) for steps in (40, 400))
-    assert short is not None and long is not None
+    assert short is not None
+    assert long is not None
     assert "single steps" not in short.read_text("utf-8")
     assert "single steps" in long.read_text("utf-8")
 
