@@ -23,6 +23,9 @@ OVERFLOWING = """() => [...document.querySelectorAll("article *")].filter(e => {
   return out && !e.closest("pre, table, p:has(> img:only-child), .md-typeset__scrollwrap, details:not([open])")
 }).map(e => e.outerHTML.slice(0, 99))"""
 
+BROKEN_FLAGS = """() => [...document.querySelectorAll(".flags code")].filter(e => e.getClientRects().length > 1)
+  .map(e => e.textContent)"""
+
 
 class Page(HTMLParser):
     """The ids, the links and the file addresses of a page."""
@@ -178,6 +181,7 @@ def test_pages_fit_the_window_and_axe_finds_nothing(turn: int, third: int, site:
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert not page.evaluate(OVERFLOWING), name
+        assert not page.evaluate(BROKEN_FLAGS), name
         assert not page.locator("figure.interactive:not(:has(.controls, .actions))").count(), name
         if name in EACH:
             found = axe.run(page, options={"preload": False}).response["violations"]
@@ -194,6 +198,7 @@ def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) 
     page.wait_for_timeout(300)
     page.keyboard.type("nucleus", delay=30)
     page.get_by_text("nucleus sampling draws", exact=False).first.wait_for(timeout=10_000)
+    assert not page.get_by_text("<").count()  # excerpts without tags
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
     for scheme in "light", "dark":
         page.emulate_media(color_scheme=scheme)

@@ -11,8 +11,12 @@
     const query = plain(data.input), ask = (page) => read({ data: { type: 2, data: { ...data, page } } });
     result = undefined;
     ask(); // replies before it returns, with the first page
-    if (result?.pagination.next) ask({ ...result.pagination.next, size: result.pagination.total, from: 0 });
     if (!result) return; // the theme reports the error
+    const { items: before, pagination: { next, total } } = result;
+    if (next) {
+      ask({ ...next, size: total }); // only the rest: the highlights of an item that is asked for again are wrong
+      result.items = [...before, ...result.items];
+    }
     const rank = ({ id }) => (items[id][0] === query ? items[id][1] : 0);
     const listed = new Set(), first = ({ id }) => !listed.has(items[id][2]) && listed.add(items[id][2]);
     result.items = result.items.sort((one, other) => rank(other) - rank(one)).filter(first);

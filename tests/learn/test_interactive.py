@@ -1,5 +1,6 @@
 """Interactive figures: controlled with the keyboard in a browser, they show the numbers that Python computes."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -245,6 +246,28 @@ def test_loss_and_optimum_are_those_of_the_law(browser: Any) -> None:
         page.get_by_role("button", name="Move to the best").press("Enter")
         assert f"The loss is {REFIT.loss(*best):.3f}" in summary()
         assert page.locator("svg.axes path.level").count() == 6
+
+
+OUTSIDE_OR_OVERPRINTED = """() => [...document.querySelectorAll("svg.axes")].flatMap(svg => {
+  const boxes = query => [...svg.querySelectorAll(query)].map(e => [e, e.getBoundingClientRect()])
+  const all = svg.getBoundingClientRect(), texts = boxes("text")
+  const out = boxes("circle").filter(([, { left, right, top, bottom }]) =>
+    left < all.left || right > all.right || top < all.top || bottom > all.bottom)
+  const met = texts.filter(([, a], i) => texts.some(([, b], j) =>
+    i < j && a.left < b.right && b.left < a.right && a.top + 4 < b.bottom && b.top + 4 < a.bottom))
+  return [...out, ...met].map(([e]) => e.outerHTML)
+})"""
+
+
+def test_plots_of_the_law_are_readable_at_the_ends_of_the_sliders(browser: Any) -> None:
+    with opened(browser, loss_surface(REFIT, {"a": (1e9, 1e10)})) as page:
+        for n, d in itertools.product(["Home", "End"], repeat=2):
+            press(page, "parameters N", n)
+            press(page, "tokens D", d)
+            assert not page.evaluate(OUTSIDE_OR_OVERPRINTED), (n, d)
+        starts = page.locator("path.level").evaluate_all("es => es.map(e => e.getBoundingClientRect().top)")
+        assert max(starts[:-1]) - min(starts[:-1]) < 1  # the last curve begins at the left edge
+        assert page.get_by_role("button", name="Move to the best").is_disabled()
 
 
 def test_cache_has_the_bytes_of_the_plan(browser: Any) -> None:

@@ -67,6 +67,8 @@ def test_numbers_of_the_steps_are_those_of_the_model() -> None:
     assert [*likeliest.values()] == pytest.approx([p for _, p in next_tokens(model, tokens)[7]], rel=1e-4)
     loss = -float(t["logits"][0, 7].log_softmax(-1)[tokens[8]])
     assert f"a loss of {loss:.2f} nats" in step(story, "probabilities").text
+    token = next(iter(likeliest)).replace("·", " ")
+    assert f"{token}”. The longer text" in step(story, "The next step").text
 
 
 COUNTED = re.compile(r"\b(block|layer|head|expert|pair)s? (\d+)\b", re.IGNORECASE)

@@ -32,6 +32,14 @@ def test_loss_svg_is_a_picture_with_a_background_in_light_and_dark(tmp_path: Pat
     assert "ln 29 = 3.37" in "".join(root.itertext())
 
 
+def test_single_steps_are_named_where_the_curve_is_smoothed(tmp_path: Path) -> None:
+    short, long = (write_loss_svg(write_run(tmp_path / f"{steps}", steps), 29) for steps in (40, 400))
+    assert short is not None
+    assert long is not None
+    assert "single steps" not in short.read_text("utf-8")
+    assert "single steps" in long.read_text("utf-8")
+
+
 def test_sampled_curve_keeps_its_ends_and_its_beginning() -> None:
     indices = sample(100_000, 600)
     assert indices[0] == 0

@@ -121,6 +121,13 @@ def test_units_and_experts_are_those_of_the_trace() -> None:
     assert ((shares > 0).sum(0) == 2).all()
 
 
+def test_idle_units_are_counted_in_words_that_agree() -> None:
+    given = reading(TEXT[:60])
+    assert "and 0 are above 0 at no token" in VIEWS["neurons"](given).caption
+    given.model.get_parameter("blocks.1.mlp.up.weight").data[3] = 0
+    assert "and 1 is above 0 at no token" in VIEWS["neurons"](given).caption
+
+
 def test_positions_go_beyond_the_context_where_the_positions_do() -> None:
     panel = VIEWS["positions"](reading("to be or not " * 40)).values()["panels"][0]
     assert panel["x"][-1] + 2 == 2 * 64 + 1

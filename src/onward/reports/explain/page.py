@@ -145,7 +145,7 @@ def end(token: Followed) -> Iterator[StoryStep]:
         "The next step",
         f"(1, {token.p + 2})",
         "text = text + token",
-        f"The token is appended: {text.strip()}{names[0].replace('·', ' ')}. The longer text is processed in the "
+        f"The token is appended: “{text}{names[0].replace('·', ' ')}”. The longer text is processed in the "
         "same way to choose the token after it. Keys and values of earlier tokens do not change, so they are kept "
         "in the KV cache, and only the new token passes through the blocks.",
     )

@@ -138,12 +138,13 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
     strongest = units[1:].abs().amax(0) if len(units) > 1 else units.abs().amax(0)
     chosen = strongest.argsort(descending=True)[:UNITS].tolist()
     active = (units > 0).float()
+    idle = int((active.amax(0) == 0).sum())
     return Picture(
         f"Units of the feed-forward of layer {layer}",
         f"The {len(chosen)} units of {units.size(1):,} that are strongest at some token"
         + " after the first" * (len(units) > 1)
         + f" (inputs of the down projection). On average {active.mean():.0%} of all units are above 0 at a token, and "
-        f"{int((active.sum(0) == 0).sum()):,} are above 0 at no token.".replace("%", " %"),
+        f"{idle:,} {'is' if idle == 1 else 'are'} above 0 at no token.".replace("%", " %"),
         [
             cells(
                 "",

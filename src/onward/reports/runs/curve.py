@@ -122,7 +122,8 @@ class Curves:
 
 
 def legend(run: Curves, unit: str, rollbacks: bool, other_name: str) -> str:
-    names = [("smooth-name", "&#9644; training (faint: single steps)")]
+    raw = "" if np.allclose(run.smooth, run.losses) else " (faint: single steps)"
+    names = [("smooth-name", f"&#9644; training{raw}")]
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
     names += [("", f"&#9650; learning rate, up to {run.rates.max():.3g}")]
     names += [("validation-name", "&#9475; rollback")] * rollbacks
