@@ -104,6 +104,11 @@ def test_explain_follows_a_token_through_each_layer(
     assert without == {"hybrid": 1, "without feed-forward": 1, "adapter": 1}.get(name, 0 if "context" in name else 2)
 
 
+def test_roles_of_heads_need_a_context_of_four_tokens(models: Models, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", models("context of 3"), "heads"]) == 2
+    assert "Cannot repeat a text in a context of 3 tokens: at least 4 are needed" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("view", ["attention", "arrows"])
 def test_attention_of_a_layer_without_weights_cannot_be_drawn(
     view: str, models: Models, capsys: pytest.CaptureFixture[str]

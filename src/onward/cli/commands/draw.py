@@ -105,5 +105,5 @@ def logits_of(text: str) -> dict[str, float]:
     except ValueError:
         raise UserError(f"logits is {text!r}: give numbers separated by commas, such as 2,1,0.5,0") from None
     if not all(abs(logit) <= LARGEST for logit in logits.values()) or not LEAST <= len(logits) <= MOST:
-        raise UserError(f"logits is {text!r}: give {LEAST} to {MOST} numbers from {-LARGEST:g} to {LARGEST:g}")
+        raise UserError(f"logits is {text!r}: give {LEAST} to {MOST} finite numbers of at most {LARGEST:g}")
     return logits
