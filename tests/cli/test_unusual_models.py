@@ -24,6 +24,7 @@ from onward import (
     train_tokenizer,
 )
 from onward.cli import main
+from onward.measuring.generation import trial
 
 from support.pages import TEXT
 
@@ -107,6 +108,18 @@ def test_explain_follows_a_token_through_each_layer(
 def test_roles_of_heads_need_a_context_of_four_tokens(models: Models, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", models("context of 3"), "heads"]) == 2
     assert "Cannot repeat a text in a context of 3 tokens: at least 4 are needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [pytest.param("doctor", marks=pytest.mark.long), "bench"])
+def test_command_needs_a_context_of_four_tokens(
+    command: str, models: Models, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, models("context of 2")]) == 2
+    assert "with a context of 2 tokens" in capsys.readouterr().err
+
+
+def test_a_context_of_one_token_is_measured_as_one_of_four() -> None:
+    assert trial(replace(PLAIN, context_length=1), "float32", 1, torch.device("cpu")) > 0
 
 
 @pytest.mark.parametrize("view", ["attention", "arrows"])
