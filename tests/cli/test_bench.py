@@ -10,9 +10,10 @@ import onward
 from onward.cli import main
 from onward.families.falcon import FalconAlibi
 from onward.measuring import generation as speed
-from onward.measuring.decoders import models_in
+from onward.measuring.decoders import models_in, stored_precision
 from onward.measuring.roofline import roofline
 from onward.planning.parameters import parameters
+from onward.transforms import quantize_model
 
 LIMITS = speed.MachineLimits(1e10, {torch.float32: 1e11})
 TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)
@@ -98,6 +99,20 @@ def test_mistakes_are_one_sentence(words: str, tiny_run: Path, capsys) -> None:
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("onward: ")
     assert REFUSED[words] in message
+
+
+def test_a_quantized_folder_is_measured_as_it_is_stored(tmp_path: Path, capsys) -> None:
+    model = onward.Decoder(TINY).eval()
+    quantize_model(model, "int4")
+    onward.save(onward.LanguageModel(model, onward.train_tokenizer("byte", [])), tmp_path / "int4")
+    folder = str(tmp_path / "int4")
+    assert stored_precision(folder) == "int4"
+    ((precision, loaded),) = models_in(["int4"], folder, torch.device("cpu"), 0)
+    assert precision == "int4"
+    codes = lambda decoder: {name: kept for name, kept in decoder.named_buffers() if name.endswith("codes")}
+    assert all(torch.equal(kept, codes(loaded)[name]) for name, kept in codes(model).items())
+    assert main(["bench", folder, "--precision", "int8"]) == 2
+    assert "whose weights are stored as int4: leave out --precision" in capsys.readouterr().err
 
 
 def test_a_published_release_gets_random_weights() -> None:

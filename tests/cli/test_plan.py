@@ -1,6 +1,7 @@
 """onward plan: every figure with its formula, the models that fit, and mistakes in one sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,27 @@ def test_plan_says_by_how_much_a_model_does_not_fit(capsys: Any) -> None:
         assert found[f"memory of {use}: does not fit, exceeds memory by"] == over
     assert "memory of generation: longest context" not in found
     assert "memory of training: largest batch" not in found
+
+
+def test_largest_batch_of_training_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks: dict[int, int] = {}  # below batches of about 8, Muon needs more memory than the activations
+    measure = Planned.training
+
+    def training(self: Planned, batch: int) -> Any:
+        memory = measure(self, batch)
+        peaks[batch] = memory.peak
+        return memory
+
+    monkeypatch.setattr(Planned, "training", training)
+    plan = Planned(replace(TINY, n_layers=1), replace(H100, memory=2e8), 64, optimizer="muon", recompute=True)
+    largest = int({line.what: line.value for line in plan.training_lines()}["largest batch"])
+    assert 0.999 * 2e8 <= peaks[largest] <= 2e8
+    assert len(peaks) < 6  # each takes most of a second
+
+
+def test_a_batch_of_millions_of_chunks_is_planned() -> None:
+    config = onward.DecoderConfig(vocab_size=1 << 17, d_model=32, n_layers=1, n_heads=4, context_length=8192)
+    assert Planned(config, H100, 8192).training(1 << 20).peak > H100.memory
 
 
 def test_plan_of_a_mesh_has_the_memory_and_the_bytes_sent_of_one_device(capsys: Any) -> None:

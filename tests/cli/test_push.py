@@ -57,6 +57,13 @@ def test_the_card_of_a_model_that_is_no_run_has_no_training(model: Path, tmp_pat
     assert not {"How it was trained", "Evaluation", "trained for"} & {*re.findall("[A-Z][a-z ]+", card)}
 
 
+def test_the_next_command_of_a_card_can_be_run(model: Path, tmp_path: Path, capsys) -> None:
+    assert main(["card", str(model), "--license", "mit", "--out", str(tmp_path / "card.md")]) == 0
+    words = shlex.split(capsys.readouterr().err.partition("onward push ")[2])
+    assert main(["push", *words]) == 0
+    assert "would go to me/llama" in capsys.readouterr().out
+
+
 def test_a_push_would_upload_the_model_and_its_card_alone(tiny_run: Path, capsys) -> None:
     assert main(["push", str(tiny_run), "me/tiny", "--license", "mit", "--dry-run", "--json"]) == 0
     files = {row["file"]: row["bytes"] for row in json.loads(capsys.readouterr().out)["files"]}

@@ -9,7 +9,7 @@ import pytest
 
 from onward.cli import main
 from onward.cli.shared.sources import skipped_in
-from onward.data import load_tokens
+from onward.data import corpora, load_tokens
 
 
 @pytest.fixture
@@ -73,6 +73,12 @@ def test_what_is_skipped_in_a_folder_is_said(place: Path, capsys) -> None:
     assert main(["data", "prepare", "notes", "story.txt", "--tokenizer", "byte", "--out", "notes/out"]) == 0
     assert "notes: skipped .png: 2, such as notes/b.png\n" in capsys.readouterr().err
     assert skipped_in("notes/out", Path("run")) == "", "prepared tokens are read"
+
+
+def test_a_corpus_is_named_as_json(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(corpora, "get", lambda name, progress: Path(f"{name}.txt"))
+    assert main(["data", "get", "tinyshakespeare", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"name": "tinyshakespeare", "path": "tinyshakespeare.txt"}
 
 
 def test_pipe_is_announced_before_it_is_waited_for(place: Path, capsys) -> None:

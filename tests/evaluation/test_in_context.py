@@ -110,6 +110,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
         ["The cat", "--candidates", "sat", "--max-new-tokens", "3"],
         "with --candidates, which lists them",
     ),
+    "candidates without an answer": (["huge →", "--candidates", " , "], "candidates is ' , ', which has no answer"),
     "too many examples": (["; ".join(["The cat sat on the mat"] * 12)], "give at most"),
     "a question that is too long": (["The cat sat on the mat " * 9], "shorten the question"),
 }

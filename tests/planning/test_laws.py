@@ -224,6 +224,8 @@ def test_command_tells_the_optima(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "re-fit of 2024" in said.out
     assert main(["scaling", "optimum", "--params", "7B", "--json"]) == 0
     assert all(row["parameters"] == pytest.approx(7e9) for row in json.loads(capsys.readouterr().out)["laws"])
+    assert main(["scaling", "optimum", "--params", "1e16"]) == 0
+    assert "10,000 T" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,27 @@ def test_segments_after_each_other_have_the_highest_of_their_peaks() -> None:
 
 def test_most_is_the_greatest_number_that_fits() -> None:
     assert [most(lambda n: 10 * n, memory, 64) for memory in (9, 10, 35, 639, 640, 1e9)] == [0, 1, 3, 63, 64, 64]
+
+
+BENT: dict[str, tuple[Callable[[int], float], int]] = {  # memory of n rows, and the most calls for its search
+    "flat at first": (lambda n: max(100, 3 * n), 5),
+    "flat at last": (lambda n: min(3 * n, 900) + n / 1e6, 12),
+    "in steps": (lambda n: n // 4096, 60),
+}
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_most_needs_few_calls(name: str) -> None:
+    needed, most_calls = BENT[name]
+    tried: list[int] = []
+
+    def count(rows: int) -> float:
+        tried.append(rows)
+        return needed(rows)
+
+    found = most(count, 200.5, 1 << 20)
+    assert needed(found) <= 200.5 < needed(found + 1)
+    assert len(tried) <= most_calls
 
 
 def test_muon_needs_less_state_and_more_room_than_adamw() -> None:

@@ -291,6 +291,7 @@ MISTAKES = {
     "draw samplers --logits 2,1,x,0": "logits is '2,1,x,0': give numbers separated by commas",
     "draw samplers --logits 2,1,nan,0": "give 4 to 1000 finite numbers",
     "draw samplers --logits 2,1,0": "give 4 to 1000 finite numbers",
+    "draw samplers --logits 1e308,-1e308,0,1": "finite numbers of at most 1e+30",
     "draw mask gpt2": "gpt2 is one argument too many: onward draw mask takes no model",
     "draw mask --out {folder}/x.bmp": "x.bmp: choose a name that ends in .svg, .pdf, .png, .html, .json or .csv",
     "draw mask --out {folder}": "choose a name that ends in",

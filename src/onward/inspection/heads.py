@@ -75,6 +75,8 @@ def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int =
     c, generator = model.config, torch.Generator().manual_seed(seed)
     length = length or min(50, c.context_length // 2, c.vocab_size)
     if 2 * length > c.context_length or length < 2:
+        if c.context_length < 4:
+            raise UserError(f"Cannot repeat a text in a context of {c.context_length} tokens: at least 4 are needed")
         raise UserError(f"Cannot repeat {length} tokens: choose from 2 to {c.context_length // 2}, half of the context")
     rows = [torch.randperm(c.vocab_size, generator=generator)[:length] for _ in range(texts)]
     if length > c.vocab_size:

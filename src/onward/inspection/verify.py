@@ -28,6 +28,7 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.inspection.lens import residuals
 from onward.inspection.references import Reference
+from onward.model.adapters import adapter_names
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.paged import PagedKVCache
@@ -63,6 +64,7 @@ class VerifiedModel:
         vocabulary = min(model.config.vocab_size, tokenizer.vocab_size if tokenizer else model.config.vocab_size)
         generator = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(vocabulary, (2, length), generator=generator).to(model.device)
+        self.half = max(1, length // 2)  # number of tokens in a prompt
         self.plain = model(self.tokens)
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
@@ -73,7 +75,7 @@ class VerifiedModel:
     def manager(self, kind: str, chunk: int) -> CacheManager:
         """The manager of a cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
         length = self.tokens.size(1)
-        options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
+        options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype, "keep": chunk}
         if kind == "paged":
             blocks = 2 * (-(-length // 4) + 2)
             return BlockManager(
@@ -103,9 +105,8 @@ class VerifiedModel:
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
         """Greedy tokens after the first half of the first row, batched with `rows` - 1 requests of other lengths."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
-        half = self.tokens.size(1) // 2
-        prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
-        new = min(NEW, self.model.config.context_length - half)
+        prompts = [self.tokens[row % 2, : max(1, self.half - row)].tolist() for row in range(rows)]
+        new = min(NEW, self.model.config.context_length - self.half)
         requests = [engine.add(Request(prompt, Sampling(temperature=0), new)) for prompt in prompts]
         engine.finish()
         if error := requests[0].error:
@@ -115,7 +116,7 @@ class VerifiedModel:
     def generated(self, promise: str, **options: Any) -> PromiseFinding:
         """Measure the largest gap, in a plain forward pass, between the greatest logit and the logit of a generated
         token."""
-        tokens, half = self.generate(**options), self.tokens.size(1) // 2
+        tokens, half = self.generate(**options), self.half
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
         below = logits.amax(-1) - logits.gather(-1, row[0, half:, None])[:, 0]
@@ -169,6 +170,19 @@ PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
     "has rows": with_rows,
 }
 OF_TOKENIZERS = {"streamed", "has rows"}  # promises that need a tokenizer
+OF_ANSWERS = {"generated", "in company", "speculated", "streamed"}  # promises that need a token after a prompt
+
+
+def left_out(model: Decoder, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """The promises that cannot be measured on a model, with the reason."""
+    reasons: dict[str, str] = {}
+    if adapter_names(model):
+        reasons["saved"] = "the model has an adapter, which is saved in a folder of its own"
+    if model.config.context_length < 2:
+        reasons |= dict.fromkeys(OF_ANSWERS, "the context of one token has no room for an answer")
+    if tokenizer is None:
+        reasons |= dict.fromkeys(OF_TOKENIZERS, "the model has no tokenizer")
+    return reasons
 
 
 @checked
@@ -180,7 +194,8 @@ def verify(
     reference: Reference | None = None,
 ) -> Iterator[PromiseFinding]:
     """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache, and
-    yield the findings one by one. Without `tokenizer`, the promises that need one are left out.
+    yield the findings one by one. Promises that do not apply are left out: those of a tokenizer without `tokenizer`, of
+    saving with an adapter, and of generation with a context of one token.
 
     `hf` is the config.json that the model was loaded from. `reference` is the same model in another program, such as
     transformers, whose logits and residual streams are compared (None: not compared). Raises a UserError if the model's
@@ -190,8 +205,9 @@ def verify(
         subject = VerifiedModel(model, tokenizer, hf or {})
         if not subject.plain.isfinite().all():
             raise UserError(f"Cannot compare logits, because the model's logits are NaN or infinite in {model.dtype}")
+        unmeasured = left_out(model, tokenizer)
         for name, measure in PROMISES.items():
-            if name not in OF_TOKENIZERS or tokenizer is not None:
+            if name not in unmeasured:
                 yield measure(subject)
         if reference is not None:
             yield against(subject, reference)

@@ -7,7 +7,7 @@ divided by the memory bandwidth is a lower bound for its time. Prefill is limite
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -32,6 +32,7 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
 ROUNDS = 5  # largest number of runs of a measurement, over which the median is taken
 LEAST = 4  # smallest number of measured decoding steps
+SHORTEST = 4  # smallest context that can be measured: two tokens of a prompt and two new ones
 LARGEST = 30_000_000  # for plans, the speed of decoders with more parameters is estimated
 ROWS, PROMPT, NEW = 8, 8, 64  # number of rows, prompt tokens and new tokens in a calibration
 MOST = 1 << 26  # maximum number of weights of the calibration layer; too large for most CPU caches
@@ -159,6 +160,7 @@ def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch
 def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
     """Tokens per second of all rows, with random weights in a dtype, "int8" or "int4"."""
     dtype = DTYPES.get(precision, torch.bfloat16)
+    config = replace(config, context_length=max(config.context_length, SHORTEST))
     model = Decoder(config).eval().to(device, dtype)
     if precision not in DTYPES:
         quantize_model(model, precision)

@@ -8,7 +8,7 @@ import torch
 
 from onward.base.errors import UserError
 from onward.measuring.decoders import check_context, decoder_of, models_in
-from onward.measuring.generation import MachineLimits, Precision, Speed, measure
+from onward.measuring.generation import SHORTEST, MachineLimits, Precision, Speed, measure
 from onward.measuring.training import TrainingSpeed, measure_training
 from onward.planning.machine import peak_flops, read_bandwidth
 
@@ -23,6 +23,10 @@ def silent(case: str) -> None: ...
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
     """Numbers of tokens of the prompt and the answer: 128 each by default, but at most half the context."""
     room = decoder_of(model, VOCABULARY).context_length
+    if room < SHORTEST:
+        raise UserError(
+            f"Cannot measure generation with a context of {room} tokens: choose a model with at least {SHORTEST}"
+        )
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
         raise UserError(

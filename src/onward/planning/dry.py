@@ -102,8 +102,10 @@ class Shortened(TorchFunctionMode):
             with Shortened():
                 ones = (torch.ones_like(args[0]),)
                 return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
-        result = func(*args, **(kwargs or {}))
-        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # chunks of a loss's tokens
+        if func is Tensor.chunk and len(args) == 2:  # chunks of a loss's tokens: a large batch has millions
+            tokens, size = args[0], -(-len(args[0]) // args[1])
+            return tuple(tokens[start : start + size] for start in range(0, len(tokens), size)[:CHUNKS])
+        return func(*args, **(kwargs or {}))
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:

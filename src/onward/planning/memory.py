@@ -177,11 +177,21 @@ def training_memory(
     return TrainingMemory(weights, gradients, state, dry.forward.kept, dry.loss.peak, transient, int(holes * transient))
 
 
-def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """The greatest number up to `limit`, such as a batch size, whose memory fits; 0 if none does. `needed` must be
-    non-decreasing."""
-    low, high = 0, limit + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if needed(middle) <= memory else (low, middle)
+def most(needed: Callable[[int], float], memory: float, limit: int, *, start: int = 1, unused: float = 0.0) -> int:
+    """The greatest number from `start` to `limit`, such as a batch size, whose memory fits; 0 if none does. `needed`
+    must be non-decreasing. It may take a second: the search interpolates, which needs few calls if it is nearly linear,
+    bisects at every fourth step, and ends early if at most `unused` bytes are left."""
+    low, high = start, limit
+    below, above = needed(low), needed(high)
+    if below > memory or above <= memory:
+        return 0 if below > memory else limit
+    for step in range(limit):
+        if high - low == 1 or memory - below <= unused:
+            break
+        share = (memory - below) / (above - below) if step % 4 < 3 else 0.5
+        middle = min(max(low + int((high - low) * share), low + 1), high - 1)
+        if (between := needed(middle)) <= memory:
+            low, below = middle, between
+        else:
+            high, above = middle, between
     return low

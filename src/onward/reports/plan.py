@@ -47,8 +47,8 @@ from onward.planning.traffic import Collective, collectives
 from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines, vocabulary_line
 from onward.training.step.loss import CrossEntropy
 
+UNUSED = 0.001  # share of memory that the largest batch of training may leave
 BATCHES = 1 << 20  # largest batch size that the search tries, in rows
-ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 
 @dataclass(frozen=True)
@@ -202,11 +202,11 @@ class Planned:
             line, memory.peak, "largest sum at one time: activations are freed as gradients are computed"
         )
         if memory.peak < self.machine.memory:
-            each = (self.training(self.batch + ROWS).peak - memory.peak) / ROWS
-            windows = self.batch + int((self.machine.memory - memory.peak) / each)
-            yield Line(
-                section, "largest batch", windows, f"{windows:,} windows", f"memory left / {size_of(int(each))} each"
-            )
+            peak = lambda batch: memory.peak if batch == self.batch else self.training(batch).peak  # a second each
+            available = self.machine.memory
+            windows = most(peak, available, BATCHES, start=self.batch, unused=UNUSED * available)
+            by = f"the peak fits and leaves less than one window or {UNUSED:.1%} of memory"
+            yield Line(section, "largest batch", windows, f"{windows:,} windows", by)
 
     def proposal_lines(self) -> Iterator[Line]:
         section = f"meshes of {self.count} {self.machine.name}" + ", with --recompute" * self.recompute

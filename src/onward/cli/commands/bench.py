@@ -84,12 +84,16 @@ def generate(options: Options, batches: Sequence[int]) -> None:
     import torch
 
     from onward.base.device import choose_device
+    from onward.measuring.decoders import stored_precision
     from onward.measuring.generation import Precision
     from onward.measuring.roofline import roofline
     from onward.measuring.speeds import generation_lengths, generation_speeds
     from onward.reports.pictures.picture import format_of
 
-    precisions = words(options.precision or ",".join(get_args(Precision)), get_args(Precision), "precision")
+    stored = stored_precision(options.model, options.revision)
+    precisions = words(options.precision or stored or ",".join(get_args(Precision)), get_args(Precision), "precision")
+    if stored and {"int8", "int4"} & {*precisions} - {stored}:
+        raise UserError(f"Cannot quantize {options.model}, whose weights are stored as {stored}: leave out --precision")
     if options.out:
         format_of(Path(options.out))
     device = choose_device(options.device)
@@ -120,6 +124,8 @@ def generate(options: Options, batches: Sequence[int]) -> None:
         print_json({"model": options.model, **machine, "flops": peaks, "speeds": [asdict(speed) for speed in speeds]})
         return
     show_generation(options, speeds, limits, device)
+    quantizable = Path(options.model).exists() and stored is None
+    print_next(f"onward quantize {quote(options.model)} OUT" if quantizable else "onward models")
 
 
 def show_generation(
@@ -154,7 +160,6 @@ def show_generation(
         console.print(f"plain steps, not compiled ({where}): {reason}", markup=False, soft_wrap=True)
     if options.out:
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
-    print_next(f"onward quantize {quote(options.model)} OUT" if Path(options.model).exists() else "onward models")
 
 
 def train(options: Options, batches: Sequence[int]) -> None:

@@ -45,4 +45,7 @@ def main(argv: Sequence[str]) -> None:
     with atomic_write(out) as new:
         new.write_text(text, encoding="utf-8")
     print(f"card: {quote(str(out))}")
-    print_next(f"onward push {quote(str(folder))} {quote(options.name or 'me/' + folder.resolve().name)} --dry-run")
+    # push writes a card of its own unless the folder has one
+    license = "" if (folder / CARD).exists() or not options.license else f" --license {quote(options.license)}"
+    name = quote(options.name or "me/" + folder.resolve().name)
+    print_next(f"onward push {quote(str(folder))} {name}{license} --dry-run")

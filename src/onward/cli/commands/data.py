@@ -71,7 +71,7 @@ class Options(Cleaning):
             *("sources", "tokenizer", "out", "field", "encoding", "raw", "repeated_lines", "workers", "part", "json"),
         ),
         "join": ("sources", "workers", "json"),
-        "get": ("sources",),
+        "get": ("sources", "json"),
         "show": ("sources", "model", "method", "template", "columns", "ignore", "count", "json"),
         "list": ("json",),
     }

@@ -1,6 +1,5 @@
 """onward draw: pictures of the ideas behind a decoder."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,6 +24,7 @@ examples:
   onward draw cache --out cache.png --theme dark
 """
 LEAST, MOST = 4, 1000  # minimum and maximum number of logits for --logits
+LARGEST = 1e30  # largest absolute value of a logit: divided by a temperature, it is still finite in fp32
 Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cache", "block"]
 
 
@@ -104,6 +104,6 @@ def logits_of(text: str) -> dict[str, float]:
         logits = {f"#{index}": float(number) for index, number in enumerate(text.split(","))}
     except ValueError:
         raise UserError(f"logits is {text!r}: give numbers separated by commas, such as 2,1,0.5,0") from None
-    if not all(map(math.isfinite, logits.values())) or not LEAST <= len(logits) <= MOST:
-        raise UserError(f"logits is {text!r}: give {LEAST} to {MOST} finite numbers")
+    if not all(abs(logit) <= LARGEST for logit in logits.values()) or not LEAST <= len(logits) <= MOST:
+        raise UserError(f"logits is {text!r}: give {LEAST} to {MOST} finite numbers of at most {LARGEST:g}")
     return logits

@@ -42,7 +42,7 @@ class Options(Loading):
 
 def main(argv: Sequence[str]) -> None:
     text = " ".join(argv)
-    if argv and not any(map(is_model, argv)) and find(text):
+    if argv and not any(is_model(word) or Path(word).exists() for word in argv) and find(text):
         raise UserError(
             f"Cannot explain {text!r} without a model and a text: onward help {asked(text)} explains the term"
         )

@@ -60,6 +60,8 @@ def main(argv: Sequence[str]) -> None:
     if options.out:
         format_of(Path(options.out))
     candidates = [text.strip() for text in options.candidates.split(",") if text.strip()]
+    if options.candidates and not candidates:
+        raise UserError(f"candidates is {options.candidates!r}, which has no answer: write answers such as big,small")
     if candidates and options.max_new_tokens > 1:
         raise UserError(
             "Cannot combine --max-new-tokens, which searches for answers, with --candidates, which lists them"

@@ -39,7 +39,7 @@ class Options(Loading):
 def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, prog="onward verify", about=ABOUT)
     lm = load(options.model, options)
-    from onward.inspection.verify import verify
+    from onward.inspection.verify import left_out, verify
 
     reference = reference_of(options, lm) if options.against else None
     rows: list[dict[str, Any]] = []
@@ -53,6 +53,8 @@ def main(argv: Sequence[str]) -> int:
         print_table([row | {key: readable(row[key]) for key in ("measured", "allowed", "holds")} for row in rows])
         summary = f"{len(rows) - len(failed)} of {len(rows)} promises hold"
         console.print(f"\n{summary}, in {lm.model.dtype} on {lm.model.device}")
+        for name, reason in left_out(lm.model, lm.tokenizer).items():
+            console.print(f"not measured: {name}, because {reason}", soft_wrap=True)
     return 1 if failed else 0
 
 

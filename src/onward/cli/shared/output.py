@@ -78,7 +78,8 @@ def with_text(command: str, text: str, options: str) -> str:
 
 
 def human(number: int) -> str:
-    """Format a number with three significant digits and K, M, B or T: 7.24 B."""
+    """Format a number with three significant digits and K, M, B or T: 7.24 B. Larger numbers are in T: 10,000 T."""
     digits, power = f"{number:.2e}".split("e")
-    thousands, tens = divmod(int(power), 3)
-    return f"{float(digits) * 10**tens:.{2 - tens}f} {' KMBT'[thousands]}"
+    thousands = min(max(int(power) // 3, 0), 4)
+    tens = int(power) - 3 * thousands
+    return f"{float(digits) * 10.0**tens:,.{max(2 - tens, 0)}f} {' KMBT'[thousands]}"

@@ -27,6 +27,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets 
 CacheStep = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # shape of the token ids that the checks use
 BATCHES = 64  # maximum number of the user's batches that are used
+SHORTEST = 4  # smallest context: checks compare the beginning of a text with its end
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
@@ -92,6 +93,10 @@ class Subject:
         self.device = torch.device("cpu") if parameter is None else parameter.device
         self.dtype = torch.float32 if parameter is None else parameter.dtype
         length, generator = min(LENGTH, self.context_length or LENGTH), torch.Generator().manual_seed(0)
+        if length < SHORTEST:
+            raise UserError(
+                f"Cannot check a model with a context of {length} tokens: the checks need at least {SHORTEST}"
+            )
         with torch.no_grad():
             few = torch.zeros(1, min(2, length), dtype=torch.long, device=self.device)
             self.vocab_size = about.get("vocab_size") or self(few).size(-1)

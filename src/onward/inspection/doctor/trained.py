@@ -40,6 +40,8 @@ def repetition(s: Subject) -> Outcome:
     most = s.context_length or NEW + prompts.size(1)
     prompts = prompts[:, : max(1, min(prompts.size(1), 16, most // 2))]
     rows, count = prompts, min(NEW, most - prompts.size(1))
+    if count < PHRASE:
+        return "not applicable", f"a context of {most} tokens has no room for {PHRASE} tokens after a prompt"
     sure = 0.0
     for _ in range(count):
         probability, likeliest = s(rows)[:, -1:].softmax(-1).max(-1)

@@ -13,6 +13,7 @@ from onward.planning.descriptions import formula
 from onward.reports.explain.followed import NUMBERS, Followed, head_vectors, vector
 from onward.reports.explain.story import StoryStep
 from onward.reports.pictures.panels import bars
+from onward.reports.pictures.picture import Panel
 from onward.reports.pictures.scale import ColorScale
 from onward.tracing.sites import attend_modules
 
@@ -26,15 +27,19 @@ def block(token: Followed, layer: int) -> Iterator[StoryStep]:
     equation = formula(part)
     if f"{name}.attn_norm" in token.t and part.kind != "post_norm":
         yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
-    yield from attention(token, layer, where)
+    yield from attention(token, layer, where) if token.has_weights(layer) else [no_weights(token, layer, where, wide)]
     out, before = token.at(f"{name}.attn.out"), token.at(f"{name}.in")
     n_heads = at(c.attention, layer).heads(c).n_heads
+    mixed = (
+        f"The outputs of the {n_heads} heads are put side by side, and one matrix mixes them into a vector as wide as "
+        if token.has_weights(layer)
+        else "The layer returns a vector as wide as "
+    )
     yield StoryStep(
         f"{where}: back to the width of the stream",
         wide,
         "out(heads)",
-        f"The outputs of the {n_heads} heads are put side by side, and one matrix mixes them into a vector as "
-        f"wide as the residual stream: the output of attention for {token.piece}. Its length is "
+        f"{mixed}the residual stream: the output of attention for {token.piece}. Its length is "
         f"{out.norm():.2f}; the stream's is {before.norm():.2f}. The block adds it to the stream: {equation}.",
         [vector("output of attention", out)]
         + ([vector("stream after the addition", token.at(f"{name}.mid"))] if f"{name}.mid" in token.t else []),
@@ -57,19 +62,35 @@ def block(token: Followed, layer: int) -> Iterator[StoryStep]:
 def block_in_short(token: Followed, layer: int) -> StoryStep:
     c, name = token.config, f"blocks.{layer}"
     before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
-    weights = token.weights(layer)
-    head, key = divmod(int(weights.argmax()), weights.size(1))
-    added = f", its feed-forward a vector of length {token.at(f'{name}.mlp.out').norm():.2f}" * (
-        f"{name}.mlp.out" in token.t
-    )
+    seen, panels = "", list[Panel]()
+    if token.has_weights(layer):
+        weights = token.weights(layer)
+        head, key = divmod(int(weights.argmax()), weights.size(1))
+        seen = f" Head {head} gives “{token.pieces[key]}” the weight {weights[head, key]:.2f}."
+        panels.append(token.weights_panel(layer))
+    added = ""
+    if f"{name}.mlp.out" in token.t:
+        added = f", its feed-forward a vector of length {token.at(f'{name}.mlp.out').norm():.2f}"
     return StoryStep(
         f"Block {layer} (of 0 to {c.n_layers - 1})",
         f"(1, {len(token.tokens)}, {c.d_model})",
         formula(at(c.block, layer)),
         f"Another block, in short. Its attention adds a vector of length {attended.norm():.2f} to "
-        f"the stream of length {before.norm():.2f}{added}. Head {head} gives “{token.pieces[key]}” the weight "
-        f"{weights[head, key]:.2f}. {token.guess(layer)}",
-        [token.weights_panel(layer)],
+        f"the stream of length {before.norm():.2f}{added}.{seen} {token.guess(layer)}",
+        panels,
+    )
+
+
+def no_weights(token: Followed, layer: int, where: str, wide: str) -> StoryStep:
+    """Describe the layer of a block whose tokens have no attention weights, such as a recurrent layer."""
+    part = at(token.config.attention, layer)
+    return StoryStep(
+        f"{where}: {part.describe(token.config)}",
+        wide,
+        "",
+        f"{formula(part)}. Its steps are not shown, because it has no weights of one token over the earlier ones; "
+        f"onward inspect MODEL names 'blocks.{layer}.attn.*' lists its activations.",
+        [],
     )
 
 

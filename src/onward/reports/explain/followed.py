@@ -50,6 +50,10 @@ class Followed:
         """The activation at the followed token, in fp32."""
         return self.t[name][0, self.p].float().cpu()
 
+    def has_weights(self, layer: int) -> bool:
+        """Whether a layer has attention weights; a recurrent layer, among others, has none."""
+        return f"blocks.{layer}.attn.weights" in self.t
+
     def weights(self, layer: int) -> Tensor:
         """Attention weights (H, p + 1) of the token at position p over itself and the tokens before."""
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()

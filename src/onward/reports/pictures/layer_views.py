@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from onward.base.errors import UserError
 from onward.inspection.head_maps import attention_maps, most_selective
 from onward.inspection.heads import MIN_SCORE, head_roles
 from onward.inspection.inputs import check_index, check_layer
@@ -72,6 +73,10 @@ def chosen_maps(reading: Reading, layer: int | None, head: int | None) -> tuple[
     maps = attention_maps(reading.model, reading.tokens)
     layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
     weights = maps[layer].float().cpu().numpy()
+    if not len(weights):
+        drawable = [str(i) for i, weights_of in enumerate(maps) if len(weights_of)]
+        instead = f"choose layer {' or '.join(drawable)}" if drawable else "no layer of this model has any"
+        raise UserError(f"Cannot draw the attention of layer {layer}, which has no attention weights: {instead}")
     heads = range(len(weights)) if head is None else [check_index(head, len(weights), "head")]
     return layer, {shown: weights[shown] for shown in heads}
 

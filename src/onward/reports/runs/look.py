@@ -58,15 +58,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         return nothing, []
     tokens = tokens[: most + 1]
     probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given the earlier tokens
-    pieces, maps = [tokenizer.piece(token) for token in tokens], pad_sequence(attention_maps(model, shown), True)
-    scores = head_scores([*maps]).cpu()
-    layer, head = divmod(int(scores.mean(-1).argmax()), n_heads)
-    attention = {
-        "pieces": [readable(piece, MARKS) for piece in pieces[:most]],
-        "heads": n_heads,
-        "layers": [packed(weights) for weights in maps],
-        "open": [layer, head, int(scores[layer, head].argmax())],
-    }
+    pieces = [tokenizer.piece(token) for token in tokens]
     articles = []
     for i, candidates in enumerate(next_tokens(model, shown)):
         before = "".join(pieces[max(0, i - 7) : i + 1])
@@ -83,7 +75,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         pictures.append(replace(of_tokens, panels=of_tokens.panels[::every]))
     drawn = [(picture.svg(alone=False), visible(picture.caption)) for picture in pictures] + [("", "")]
     parts = {
-        "attention": embedded(attention),
+        "attention": attention(model, shown, pieces),
         "legend": legend_of(WEIGHT),
         "sinks": " (to less here, where a sink takes the rest)" if sinks else "",
         "words": "".join(
@@ -101,6 +93,25 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
         "experts_about": drawn[1][1],
     }
     return parts, pictures
+
+
+def attention(model: Decoder, tokens: Sequence[int], pieces: Sequence[str]) -> str:
+    """JSON from which a page draws the attention weights between tokens, and the layer, head and query that it shows
+    first; "" if no layer has attention weights."""
+    maps = pad_sequence(attention_maps(model, tokens), True)
+    n_heads = maps.size(1)
+    if not n_heads:
+        return ""
+    scores = head_scores([*maps]).cpu()
+    layer, head = divmod(int(scores.mean(-1).argmax()), n_heads)
+    return embedded(
+        {
+            "pieces": [readable(piece, MARKS) for piece in pieces[: len(tokens)]],
+            "heads": n_heads,
+            "layers": [packed(weights) for weights in maps],
+            "open": [layer, head, int(scores[layer, head].argmax())],
+        }
+    )
 
 
 def distributions(
