@@ -7,11 +7,11 @@ from support.walks import counted
 MOST = {  # lines and files, as in docs/ARCHITECTURE.md: update both if an operation needs more code
     "forward pass": (1979, 14),
     "forward pass, kernels off": (1862, 13),
-    "engine step": (1228, 7),
-    "lm.generate": (4484, 31),
-    "onward generate": (7557, 58),
-    "training step": (1778, 12),
-    "loss": (467, 3),
+    "engine step": (1226, 7),
+    "lm.generate": (4482, 31),
+    "onward generate": (7554, 58),
+    "training step": (1756, 12),
+    "loss": (466, 3),
     "sampler": (448, 4),
     "family": (662, 6),
 }
