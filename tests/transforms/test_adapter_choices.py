@@ -3,8 +3,9 @@
 import asyncio
 import copy
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from threading import Barrier, Thread
 
 import pytest
@@ -66,6 +67,17 @@ def in_tasks(model: Decoder, tokens: Tensor) -> dict[str, Tensor]:
         return await asyncio.gather(*(run(name, chosen) for name in NAMES))
 
     return dict(zip(NAMES, asyncio.run(run_all())))
+
+
+def test_a_generator_may_choose_and_end_in_different_contexts() -> None:
+    model = adapted_model()
+
+    def pieces() -> Iterator[int]:
+        with use_adapter(model, "one"):
+            yield 1
+
+    running = pieces()
+    assert [copy_context().run(next, running, None) for _ in range(2)] == [1, None]
 
 
 @pytest.mark.parametrize("run", [in_threads, in_tasks])

@@ -99,12 +99,13 @@ class Selection:
 
     @contextmanager
     def choose(self, choice: Choice) -> Iterator[None]:
-        before = CHOICES.set({**CHOICES.get(), self: choice})
+        before = CHOICES.get()
+        CHOICES.set({**before, self: choice})
         show_to_compiled_code()
         try:
             yield
         finally:
-            CHOICES.reset(before)
+            CHOICES.set(before)  # not by a token, which only the context that made it takes: a generator may end elsewhere
             show_to_compiled_code()
 
 
