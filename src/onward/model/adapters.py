@@ -105,7 +105,7 @@ class Selection:
         try:
             yield
         finally:
-            CHOICES.set(before)  # not by a token, which only the context that made it takes: a generator may end elsewhere
+            CHOICES.set(before)  # a token would be refused by the context in which a generator ends
             show_to_compiled_code()
 
 
